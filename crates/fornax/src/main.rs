@@ -1,0 +1,2 @@
+//! The fornax command.
+fn main() {}
