@@ -1,2 +1,85 @@
-//! Project tasks.
-fn main() {}
+//! Tasks around the code: `cargo xtask TASK`. Knows the repository's files, and the programs only by running them.
+
+#![forbid(unsafe_code)]
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a report is what these tasks are for"
+)]
+
+mod docs;
+mod fixtures;
+mod tidy;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, bail};
+
+const USAGE: &str = "\
+usage: cargo xtask TASK
+
+  tidy                   check the rules that no compiler knows; report the size of the code
+  docs [--check]         write the generated pages under docs/, or fail where they are not up to date
+  fixtures FROM [--all]  copy the test models again from an unpacked set; --all: those that git ignores too
+";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let root = root();
+    let result = match words[..] {
+        ["tidy"] => tidy::run(&root),
+        ["docs"] => docs::run(&root, docs::Mode::Write),
+        ["docs", "--check"] => docs::run(&root, docs::Mode::Check),
+        ["fixtures", from] => fixtures::run(&root, from.as_ref(), fixtures::Extent::Kept),
+        ["fixtures", from, "--all"] => fixtures::run(&root, from.as_ref(), fixtures::Extent::All),
+        ["help" | "--help" | "-h"] => {
+            print!("{USAGE}");
+            Ok(())
+        }
+        _ => {
+            eprint!("{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The repository's root: this package lies directly in it.
+fn root() -> PathBuf {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    package.parent().unwrap_or(package).to_path_buf()
+}
+
+/// `cargo` with `arguments` in `root`; its standard output.
+fn cargo(root: &Path, arguments: &[&str]) -> Result<Vec<u8>> {
+    // Cargo says which cargo it is, so that a toolchain override is kept.
+    let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(program)
+        .args(arguments)
+        .current_dir(root)
+        .output()
+        .with_context(|| format!("starting cargo {}", arguments.join(" ")))?;
+    if !output.status.success() {
+        bail!(
+            "cargo {} failed ({}):\n{}",
+            arguments.join(" "),
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    Ok(output.stdout)
+}
+
+/// What `cargo metadata` says of the workspace's own packages.
+fn metadata(root: &Path) -> Result<serde_json::Value> {
+    let json = cargo(root, &["metadata", "--no-deps", "--format-version", "1"])?;
+    serde_json::from_slice(&json).context("reading the output of cargo metadata")
+}
