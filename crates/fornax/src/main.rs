@@ -1,2 +1,28 @@
-//! The fornax command.
-fn main() {}
+//! The fornax command: flags to configuration to command, and how the process ends.
+//! The only crate that links providers; what a command does lives in `cmd`, what a model is elsewhere.
+#![forbid(unsafe_code)]
+
+mod cmd;
+mod flags;
+mod output;
+mod store;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::flags::high::Config;
+use crate::flags::low::Cli;
+
+fn main() -> ExitCode {
+    let Cli { shared, command } = Cli::parse();
+    let config = Config::resolve(shared);
+    match cmd::dispatch(&config, command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if output::reader_left(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            output::complain(&error);
+            ExitCode::from(if error.is::<cmd::Usage>() { 2 } else { 1 })
+        }
+    }
+}

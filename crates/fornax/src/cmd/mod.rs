@@ -1,0 +1,56 @@
+//! The commands, one file each, and which of them was asked for.
+//! A command takes the resolved configuration and its own flags; it never reads the environment.
+
+mod pull;
+
+use anyhow::{Context, Result};
+use clap::CommandFactory;
+
+use crate::flags::high::Config;
+use crate::flags::low::{Cli, Command};
+use crate::output;
+
+/// The command line was at fault: exit code 2, as for clap's own errors.
+#[derive(Debug)]
+pub(crate) struct Usage(pub(crate) String);
+
+impl std::fmt::Display for Usage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Usage {}
+
+/// Runs one command to its end.
+///
+/// # Errors
+/// Whatever the command could not do.
+pub(crate) fn dispatch(config: &Config, command: Command) -> Result<()> {
+    match command {
+        Command::Pull(flags) => pull::pull(config, &flags),
+        Command::List(_) => pull::list(config),
+        Command::Completions(flags) => {
+            let mut script = Vec::new();
+            clap_complete::generate(flags.shell, &mut Cli::command(), "fornax", &mut script);
+            output::product(&script)
+        }
+        Command::Man => {
+            let mut page = Vec::new();
+            clap_mangen::Man::new(Cli::command())
+                .render(&mut page)
+                .context("could not write the man page")?;
+            output::product(&page)
+        }
+        Command::Inspect(flags) => not_yet(config, &flags.model),
+        Command::Run(flags) => not_yet(config, flags.model.model.as_deref().unwrap_or_default()),
+        Command::Tokenize(flags) => not_yet(config, &flags.model.model),
+        Command::Logits(flags) => not_yet(config, &flags.model.model),
+        _ => anyhow::bail!("this command is not there yet"),
+    }
+}
+
+fn not_yet(config: &Config, model: &str) -> Result<()> {
+    let file = crate::store::Store::open(config)?.file(model)?;
+    anyhow::bail!("this command cannot read {} yet", file.display())
+}
