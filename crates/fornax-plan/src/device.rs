@@ -1,0 +1,251 @@
+//! The two traits that every provider implements, and the plain data they speak in.
+//! Nothing here knows a real device.
+
+use fornax_gguf::TensorType;
+
+use crate::error::Result;
+use crate::ids::{BlockId, SlotId};
+use crate::plan::Plan;
+use crate::step::{SeqStep, StepOutput};
+
+/// In which form matrices see their activations. Kernels are compared with the reference in
+/// their own mode tightly, and the modes with each other loosely.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ActMode {
+    /// f32 throughout.
+    F32,
+    /// 8-bit blocks of 32 before every block-quantised matrix: [`crate::q8`].
+    Q8,
+}
+
+/// How keys and values are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvType {
+    /// 32-bit floats (the oracle's own).
+    F32,
+    /// 16-bit floats.
+    F16,
+    /// 8-bit blocks of 32 with an f16 scale, along the head.
+    Q8_0,
+}
+
+/// What a program is prepared for; nothing grows past it without being asked to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Sequences with a slot.
+    pub slots: u32,
+    /// Token rows of one step.
+    pub rows: u32,
+    /// Wanted rows of one step.
+    pub wanted: u32,
+    /// KV blocks in the pool of every group.
+    pub kv_blocks: u32,
+    /// How keys and values are stored.
+    pub kv_type: KvType,
+    /// The activation form; the device's own where absent.
+    pub act: Option<ActMode>,
+}
+
+/// What a device is and prefers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// `reference`, `cpu`, `metal`, `cuda`.
+    pub kind: &'static str,
+    /// The product's name.
+    pub name: String,
+    /// Instruction tier or GPU family.
+    pub tier: String,
+    /// Worker threads; 1 where that means nothing.
+    pub threads: u32,
+    /// Tokens of one KV block.
+    pub kv_block: u32,
+    /// The form in which its fast kernels take activations.
+    pub act: ActMode,
+    /// Weight types that it reads without conversion.
+    pub weight_types: Vec<TensorType>,
+}
+
+/// Something that a device does not do, found at load and told by name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The op or the limit.
+    pub what: String,
+    /// Why not: type, size, tier.
+    pub why: String,
+    /// What would help.
+    pub help: String,
+}
+
+/// A step on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ticket(pub u64);
+
+/// How far a ticket is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// More tokens will come.
+    Running,
+    /// All results are in the output.
+    Done,
+}
+
+/// Bytes held by a program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// Weights that the program keeps beside or instead of the file's map.
+    pub weights: u64,
+    /// KV pools.
+    pub kv: u64,
+    /// Values, states and the rest.
+    pub scratch: u64,
+}
+
+/// Time of one kind of op within a profiled step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OpTime {
+    /// The op's name, or the fused kernel's.
+    pub name: String,
+    /// Times it ran.
+    pub calls: u64,
+    /// Wall time, seconds.
+    pub seconds: f64,
+    /// Weight bytes it read.
+    pub bytes: u64,
+}
+
+impl OpTime {
+    /// Folds times by op (seconds, in plan order) into one entry per kind, longest first.
+    pub fn by_name(plan: &Plan, seconds: &[f64]) -> Vec<OpTime> {
+        let mut all: Vec<OpTime> = Vec::new();
+        for (op, seconds) in plan.ops.iter().zip(seconds) {
+            let bytes = plan.op_bytes_per_token(op);
+            match all.iter_mut().find(|t| t.name == op.name()) {
+                Some(t) => {
+                    t.calls += 1;
+                    t.seconds += seconds;
+                    t.bytes += bytes;
+                }
+                None => {
+                    let name = op.name().to_string();
+                    all.push(OpTime { name, calls: 1, seconds: *seconds, bytes });
+                }
+            }
+        }
+        all.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+        all
+    }
+}
+
+/// A command that takes its place in the order of the steps.
+#[derive(Debug)]
+pub enum Cmd<'a> {
+    /// Copies one block of a group over another (copy on write).
+    CopyBlock {
+        /// KV group.
+        group: u32,
+        /// Read from.
+        from: BlockId,
+        /// Written to.
+        to: BlockId,
+    },
+    /// Reads keys and values of a token range as f32: for every layer of the group, then every
+    /// token, `heads · k_width` keys followed by `heads · v_width` values.
+    ReadKv {
+        /// KV group.
+        group: u32,
+        /// The sequence's table of that group.
+        table: &'a [BlockId],
+        /// Token positions.
+        tokens: std::ops::Range<u32>,
+        /// Replaced by the elements.
+        out: &'a mut Vec<f32>,
+    },
+    /// Writes what `ReadKv` read.
+    WriteKv {
+        /// KV group.
+        group: u32,
+        /// The sequence's table of that group.
+        table: &'a [BlockId],
+        /// Token positions.
+        tokens: std::ops::Range<u32>,
+        /// The elements.
+        data: &'a [f32],
+    },
+    /// Reads all states of a slot, one after the other, as f32.
+    ReadState {
+        /// The sequence.
+        slot: SlotId,
+        /// Replaced by the elements.
+        out: &'a mut Vec<f32>,
+    },
+    /// Writes what `ReadState` read.
+    WriteState {
+        /// The sequence.
+        slot: SlotId,
+        /// The elements.
+        data: &'a [f32],
+    },
+}
+
+/// A provider: one real device.
+pub trait Device {
+    /// What it is.
+    fn info(&self) -> DeviceInfo;
+
+    /// Everything about this plan and these limits that the device does not do; empty if it
+    /// can run them.
+    fn supports(&self, plan: &Plan, limits: &Limits) -> Vec<Refusal>;
+
+    /// Makes the plan ready to run: pipelines, re-tiled weights, pools. Called once per model.
+    ///
+    /// # Errors
+    /// `is_unsupported` for what [`Device::supports`] names, `is_out_of_memory` with the bytes
+    /// needed, `is_malformed` for a plan that contradicts itself.
+    fn prepare(&self, plan: &Plan, limits: &Limits) -> Result<Box<dyn Program>>;
+}
+
+/// A prepared model with its KV pools.
+pub trait Program: Send {
+    /// Records and commits one ragged step; may return before the device has run it.
+    ///
+    /// # Errors
+    /// `is_malformed` for a step that breaks a limit or contradicts itself (nothing was done),
+    /// `is_lost` when the device failed.
+    fn submit(&mut self, step: &[SeqStep<'_>]) -> Result<Ticket>;
+
+    /// Fills `out` with the results so far, without waiting.
+    ///
+    /// # Errors
+    /// As [`Program::wait`].
+    fn poll(&mut self, ticket: &Ticket, out: &mut StepOutput) -> Result<Progress>;
+
+    /// Waits for the ticket and fills `out` (cleared first). The only wait there is.
+    ///
+    /// # Errors
+    /// `is_lost` naming the op, when the device failed; no token of that step may be used.
+    fn wait(&mut self, ticket: Ticket, out: &mut StepOutput) -> Result<()>;
+
+    /// Asks the device to end the slot's chain before its next token.
+    fn stop(&mut self, slot: SlotId);
+
+    /// Runs a command after every step submitted before it.
+    ///
+    /// # Errors
+    /// `is_malformed` for ids or lengths out of range, `is_unsupported` where a program cannot.
+    fn command(&mut self, command: Cmd<'_>) -> Result<()>;
+
+    /// Bytes held now.
+    fn memory(&self) -> MemoryUse;
+
+    /// Adds blocks to every pool without moving what is there.
+    ///
+    /// # Errors
+    /// `is_out_of_memory` with the bytes needed.
+    fn grow_kv(&mut self, blocks: u32) -> Result<()>;
+
+    /// Runs the step like `submit` and `wait` and tells the time of every kind of op.
+    ///
+    /// # Errors
+    /// As `submit` and `wait`.
+    fn profile(&mut self, step: &[SeqStep<'_>], out: &mut StepOutput) -> Result<Vec<OpTime>>;
+}
