@@ -39,21 +39,24 @@ unpack() { dpkg-deb --fsys-tarfile "$1" | tar -x -C "$cross" --exclude './usr/sh
 # The compiler, clippy and the library's source; sets RUSTC and RUSTDOC.
 second_compiler() {
   export RUSTC=$cross/bin/rustc RUSTDOC=$cross/bin/rustdoc
+  # Build scripts run here, so they are linked here.
+  packages c++=g++
   [ -e "$cross/release" ] && return
 
-  if [ -z "$(apt-cache madison rustc-web)" ]; then
-    apt-get update -qq >&2
-  fi
+  # The lists of a new machine may lack the security archive, where the newest is.
+  apt-get update -qq >&2
   local release library backend fetched program
   release=$(apt-cache madison rustc-web | awk 'NR == 1 { print $3 }')
   library=$(requirement libstd-rust-web-dev libstd-rust-web-)
   backend=$(requirement "$library" libllvm)
   note "unpacking rustc-web $release into $cross"
+  # A plain library, in nobody's way; installed, because it wants further ones.
+  DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "$backend" > /dev/null
   rm -rf "$cross"
   mkdir -p "$cross/bin"
   fetched=$(mktemp -d)
   # _apt may not enter a folder made by root, and root needs no sandbox.
-  (cd "$fetched" && apt-get -qq -o APT::Sandbox::User=root download "$backend" \
+  (cd "$fetched" && apt-get -qq -o APT::Sandbox::User=root download \
     {rustc-web,libstd-rust-web-dev,"$library",rust-web-clippy,rust-web-src}="$release" >&2)
   for archive in "$fetched"/*.deb; do
     # Of the source, only the standard library's is wanted.
