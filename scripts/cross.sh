@@ -1,3 +1,4 @@
+# shellcheck shell=bash disable=SC2034
 # Sourced by the scripts beside it: a second Rust compiler for targets that this machine cannot run.
 #
 # A standard library fits only the very compiler that it was built with, and `rustup target add` needs rustup's own

@@ -95,12 +95,13 @@ fn command_line(program: &impl Help) -> Result<String> {
         bail!("`fornax --help` lists no commands under \"Commands:\"");
     }
     let mut page = String::from(
-        "# The command line\n\nWritten by `cargo xtask docs` from the program's own help; edit that, not this page.\n",
+        "# The command line\n\nWritten by `cargo xtask docs` from the program's own help; edit that, not this page. \
+         Every command takes\nthe shared options, which are listed once.\n",
     );
     section(&mut page, "fornax", &general)?;
     for command in commands {
         let text = program.ask(&[command, "--help"])?;
-        section(&mut page, &format!("fornax {command}"), &text)?;
+        section(&mut page, &format!("fornax {command}"), without_shared(&text))?;
     }
     Ok(page)
 }
@@ -109,6 +110,11 @@ fn section(page: &mut String, title: &str, text: &str) -> Result<()> {
     let text: Vec<&str> = text.trim_end().lines().map(str::trim_end).collect();
     writeln!(page, "\n## {title}\n\n```text\n{}\n```", text.join("\n"))?;
     Ok(())
+}
+
+/// A command's help up to the options that all commands take; clap puts those last.
+fn without_shared(text: &str) -> &str {
+    text.split("\nShared options:\n").next().unwrap_or(text)
 }
 
 /// The names in the list of commands of a general help text, without `help` itself.
@@ -150,7 +156,7 @@ Options:
         fn ask(&self, arguments: &[&str]) -> Result<String> {
             Ok(match arguments {
                 ["--help"] => GENERAL.to_owned(),
-                [name, "--help"] => format!("About {name}.   \n"),
+                [name, "--help"] => format!("About {name}.   \n\nShared options:\n  -q\n"),
                 _ => bail!("unexpected {arguments:?}"),
             })
         }
@@ -167,6 +173,13 @@ Options:
         let page = command_line(&Fake)?;
         assert!(page.contains("## fornax\n\n```text\nRuns models.\n"), "{page}");
         assert!(page.ends_with("## fornax list\n\n```text\nAbout list.\n```\n"), "{page}");
+        Ok(())
+    }
+
+    #[test]
+    fn shared_options_are_listed_once() -> Result<()> {
+        assert!(!command_line(&Fake)?.contains("Shared options"));
+        assert_eq!(without_shared("none\n"), "none\n");
         Ok(())
     }
 
