@@ -184,13 +184,40 @@ fn unsafe_without_reason(file: &File, lines: &[Line]) -> Vec<Complaint> {
             whole && (rest.starts_with('{') || rest.starts_with("impl"))
         })
     };
+    let covered = covered_by_one_reason(lines);
     let mut found = Vec::new();
     for (number, line) in numbered(lines) {
-        if opens(&line.code) && !has_reason(&lines[..number]) {
+        if opens(&line.code) && !covered[number - 1] && !has_reason(&lines[..number]) {
             found.push(complain(file, number, "unsafe without `// SAFETY:` above it"));
         }
     }
     found
+}
+
+/// Which lines are inside an item whose unsafe blocks all have one reason: it stands above the item, as
+/// `// SAFETY of every ...: ...`, with the lint about single blocks allowed there.
+fn covered_by_one_reason(lines: &[Line]) -> Vec<bool> {
+    let mut covered = vec![false; lines.len()];
+    for (number, line) in numbered(lines) {
+        let one_reason = lines[..number - 1]
+            .iter()
+            .rev()
+            .take_while(|above| above.code.trim().is_empty() && !above.comment.is_empty())
+            .any(|above| above.comment.contains("SAFETY of every"));
+        if !one_reason || !line.code.contains("allow(clippy::undocumented_unsafe_blocks") {
+            continue;
+        }
+        let mut depth = 0_usize;
+        for (inside, cover) in lines[number..].iter().zip(&mut covered[number..]) {
+            *cover = true;
+            let opened = depth + inside.code.matches('{').count();
+            depth = opened - inside.code.matches('}').count().min(opened);
+            if opened > 0 && depth == 0 {
+                break;
+            }
+        }
+    }
+    covered
 }
 
 /// Whether the statement that ends these lines, or the comment above it, has a reason.

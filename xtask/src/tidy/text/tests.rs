@@ -103,3 +103,27 @@ fn safe_crates_forbid_unsafe_code() {
     assert!(complaints(root, "//! Text.\n#![forbid(unsafe_code)]\n").is_empty());
     assert!(complaints("crates/fornax-cpu/src/lib.rs", "//! Kernels.\n").is_empty());
 }
+
+#[test]
+fn one_reason_covers_the_item_below_it_and_no_more() {
+    let item = "#[allow(clippy::undocumented_unsafe_blocks, reason = \"said above\")]
+impl Lanes for Neon {
+    unsafe fn a() {
+        unsafe { x() }
+    }
+    unsafe fn b() {
+        unsafe { y() }
+    }
+}
+";
+    assert!(
+        in_rust(&format!("// SAFETY of every function below: the trait's.\n{item}")).is_empty()
+    );
+    let after = format!(
+        "// SAFETY of every function below: the trait's.\n{item}fn c() {{ unsafe {{ z() }} }}"
+    );
+    one(&in_rust(&after), "12: unsafe without");
+    assert_eq!(in_rust(item).len(), 2);
+    let silent = item.replace("clippy::undocumented_unsafe_blocks", "dead_code");
+    assert_eq!(in_rust(&format!("// SAFETY of every function below: no.\n{silent}")).len(), 2);
+}
