@@ -3,9 +3,11 @@
 #![forbid(unsafe_code)]
 
 mod cmd;
+mod convert;
 mod flags;
 mod output;
 mod store;
+mod synth;
 
 use std::process::ExitCode;
 

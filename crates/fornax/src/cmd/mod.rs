@@ -1,7 +1,14 @@
 //! The commands, one file each, and which of them was asked for.
 //! A command takes the resolved configuration and its own flags; it never reads the environment.
 
+mod inspect;
 mod pull;
+mod quantize;
+mod synth;
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::CommandFactory;
@@ -42,7 +49,9 @@ pub(crate) fn dispatch(config: &Config, command: Command) -> Result<()> {
                 .context("could not write the man page")?;
             output::product(&page)
         }
-        Command::Inspect(flags) => not_yet(config, &flags.model),
+        Command::Inspect(flags) => inspect::inspect(config, &flags),
+        Command::Quantize(flags) => quantize::quantize(config, &flags),
+        Command::Synth(flags) => synth::synth(config, &flags),
         Command::Run(flags) => not_yet(config, flags.model.model.as_deref().unwrap_or_default()),
         Command::Tokenize(flags) => not_yet(config, &flags.model.model),
         Command::Logits(flags) => not_yet(config, &flags.model.model),
@@ -53,4 +62,23 @@ pub(crate) fn dispatch(config: &Config, command: Command) -> Result<()> {
 fn not_yet(config: &Config, model: &str) -> Result<()> {
     let file = crate::store::Store::open(config)?.file(model)?;
     anyhow::bail!("this command cannot read {} yet", file.display())
+}
+
+/// What is wrong with the command line, from what a parser said.
+fn usage(error: &anyhow::Error) -> anyhow::Error {
+    Usage(format!("{error:#}")).into()
+}
+
+/// Writes beside `path` and renames, so that a failure leaves no half a file.
+fn whole_file(path: &Path, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+    let mut part = OsString::from(path);
+    part.push(".part");
+    let part = PathBuf::from(part);
+    let written = write(&part).and_then(|()| Ok(fs::rename(&part, path)?));
+    written.inspect_err(|_| drop(fs::remove_file(&part)))
+}
+
+/// Cores that this process may use.
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }

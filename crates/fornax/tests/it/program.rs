@@ -100,3 +100,14 @@ fn seen(output: Output) -> Ran {
         stderr: String::from_utf8(output.stderr).expect("stderr is text"),
     }
 }
+
+/// A tiny model of the project's test data.
+#[track_caller]
+pub(crate) fn model(name: &str) -> PathBuf {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../testdata/models")
+        .join(name)
+        .join("model.gguf");
+    assert!(file.is_file(), "{} is not there", file.display());
+    file
+}
