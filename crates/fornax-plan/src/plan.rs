@@ -443,7 +443,7 @@ impl fmt::Display for Plan {
             let weights =
                 list(op.weights().into_iter().map(|w| self.weights[w.ix()].name.clone()).collect());
             let arrow = if outs.is_empty() { String::new() } else { format!("{outs} = ") };
-            writeln!(f, "{arrow}{}({ins}; {weights}){}", op.name(), op.extras())?;
+            writeln!(f, "{arrow}{}({ins}; {weights}){}", op.name(), op.constants())?;
         }
         Ok(())
     }
@@ -451,7 +451,7 @@ impl fmt::Display for Plan {
 
 impl Op {
     /// The constants of the op that a plan dump shows after its wires.
-    fn extras(&self) -> String {
+    pub fn constants(&self) -> String {
         match self {
             Op::Embed { scale, .. } if *scale != 1.0 => format!(" scale {scale}"),
             Op::QkNormRope { rope, dim, .. } => {

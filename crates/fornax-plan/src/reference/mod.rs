@@ -52,7 +52,8 @@ impl Device for ReferenceDevice {
 
     fn supports(&self, plan: &Plan, limits: &Limits) -> Vec<Refusal> {
         let mut refusals = Vec::new();
-        let odd = |g: &crate::KvGroup| g.k_width % 32 != 0 || g.v_width % 32 != 0;
+        let odd =
+            |g: &crate::KvGroup| !g.k_width.is_multiple_of(32) || !g.v_width.is_multiple_of(32);
         if limits.kv_type == KvType::Q8_0 && plan.kv.iter().any(odd) {
             refusals.push(Refusal {
                 what: "kv type q8_0".into(),

@@ -1,0 +1,5 @@
+//! Integration tests of the engine: tiny models of every family against logits from an
+//! independent implementation.
+
+mod fixture;
+mod golden;
