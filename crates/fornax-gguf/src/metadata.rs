@@ -70,7 +70,7 @@ impl Metadata {
     }
 
     /// Keys and values in the order of the file.
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &Value)> {
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &Value)> + DoubleEndedIterator {
         self.entries.iter().map(|(key, value)| (&**key, value))
     }
 

@@ -23,9 +23,9 @@ const DIMS_MAX: u32 = 4;
 /// Arrays within arrays; the specification has no bound, known files nest once.
 const DEPTH_MAX: u32 = 16;
 /// Smallest encodings, which bound the counts by the bytes that are left: an empty name and one byte of
-/// value; a tensor of one dimension.
+/// value; a tensor of no dimension.
 const KV_LEN_MIN: u64 = 8 + 4 + 1;
-const TENSOR_LEN_MIN: u64 = 8 + 4 + 8 + 4 + 8;
+const TENSOR_LEN_MIN: u64 = 8 + 4 + 4 + 8;
 /// Elements reserved before the first is read. Growth beyond follows what was really there.
 const RESERVE_MAX: usize = 4096;
 

@@ -197,7 +197,7 @@ impl StrArray {
     }
 
     /// All strings in order.
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = &str> + Clone {
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &str> + DoubleEndedIterator + Clone {
         (0..self.len()).map(|i| self.get(i).unwrap_or_default())
     }
 }
@@ -237,7 +237,7 @@ impl BytesArray {
     }
 
     /// All strings in order.
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = &[u8]> + Clone {
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &[u8]> + DoubleEndedIterator + Clone {
         (0..self.len()).map(|i| self.get(i).unwrap_or_default())
     }
 
