@@ -1,0 +1,323 @@
+//! One sequence on one program: prefill in chunks, then one token after the other. It knows
+//! tokens alone, no text, and reads no clock.
+
+use std::ops::ControlFlow;
+
+use fornax_plan::{
+    ActMode, BlockId, Device, KvType, Limits, MemoryUse, OpTime, Plan, Program, SampleParams,
+    SeqStep, SlotId, StepOutput, TokenId, Tokens, Want,
+};
+
+use crate::error::{Error, Result};
+
+/// What a session is made for.
+#[derive(Clone, Debug)]
+pub struct SessionOptions {
+    /// Positions of KV; the model's own context, up to 4,096, where absent.
+    pub context: Option<u32>,
+    /// Rows of one prefill step.
+    pub chunk: u32,
+    /// How keys and values are stored.
+    pub kv_type: KvType,
+    /// The activation form; the device's own where absent.
+    pub act: Option<ActMode>,
+}
+
+impl Default for SessionOptions {
+    fn default() -> SessionOptions {
+        SessionOptions { context: None, chunk: 256, kv_type: KvType::F16, act: None }
+    }
+}
+
+/// Context that a session takes when nothing is said.
+const CONTEXT_DEFAULT: u32 = 4096;
+
+/// What happens during a generation, in order.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Event {
+    /// The prompt is about to run; this many of its tokens came from the cache.
+    Started {
+        /// Tokens that need no computing.
+        cached: u32,
+    },
+    /// A token was chosen; the first one ends the prefill.
+    Token {
+        /// The token.
+        token: TokenId,
+        /// Natural log of its probability; NaN unless asked for.
+        logprob: f32,
+    },
+}
+
+/// Why a generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// A stop token, which was not reported, or the caller's word.
+    Stop,
+    /// The limit of new tokens, or the end of the context.
+    Length,
+}
+
+/// What to generate.
+#[derive(Clone, Debug)]
+pub struct Request<'a> {
+    /// The whole sequence so far; what the session still holds of it is not computed again.
+    pub prompt: &'a [TokenId],
+    /// How tokens are chosen.
+    pub sample: SampleParams,
+    /// Most tokens to generate.
+    pub max_new: u32,
+    /// Tokens that end the generation.
+    pub stop: &'a [TokenId],
+    /// Report log-probabilities.
+    pub logprobs: bool,
+}
+
+/// One sequence's state on a device.
+pub struct Session {
+    program: Box<dyn Program>,
+    table: Vec<BlockId>,
+    groups: usize,
+    stateful: bool,
+    context: u32,
+    chunk: u32,
+    vocab: u32,
+    /// Tokens whose keys and values are in the cache.
+    held: Vec<TokenId>,
+    out: StepOutput,
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session")
+            .field("context", &self.context)
+            .field("held", &self.held.len())
+            .finish()
+    }
+}
+
+impl Session {
+    /// Prepares a plan on a device for one sequence.
+    ///
+    /// # Errors
+    /// `is_unsupported` for what the device does not do, by name; `is_out_of_memory`.
+    pub fn new(device: &dyn Device, plan: &Plan, options: &SessionOptions) -> Result<Session> {
+        let context = options.context.unwrap_or(plan.hyper.context.min(CONTEXT_DEFAULT)).max(1);
+        let chunk = options.chunk.clamp(1, context);
+        let blocks = context.div_ceil(device.info().kv_block);
+        let limits = Limits {
+            slots: 1,
+            rows: chunk,
+            wanted: chunk,
+            kv_blocks: blocks,
+            kv_type: options.kv_type,
+            act: options.act,
+        };
+        let program = device.prepare(plan, &limits)?;
+        Ok(Session {
+            program,
+            table: (0..blocks).map(BlockId).collect(),
+            groups: plan.kv.len(),
+            stateful: !plan.states.is_empty(),
+            context,
+            chunk,
+            vocab: plan.hyper.vocab,
+            held: Vec::with_capacity(context as usize),
+            out: StepOutput::default(),
+        })
+    }
+
+    /// Positions that the session has room for.
+    pub fn context(&self) -> u32 {
+        self.context
+    }
+
+    /// Bytes held by the program.
+    pub fn memory(&self) -> MemoryUse {
+        self.program.memory()
+    }
+
+    /// Forgets the sequence.
+    pub fn reset(&mut self) {
+        self.held.clear();
+    }
+
+    /// Generates after a prompt and reports each event; the callback may end it.
+    ///
+    /// # Errors
+    /// `is_request` for an empty prompt, one longer than the context, or sampling parameters out
+    /// of range; `is_device` when the device failed.
+    pub fn generate(
+        &mut self,
+        request: &Request<'_>,
+        mut report: impl FnMut(Event) -> ControlFlow<()>,
+    ) -> Result<Finish> {
+        let n = self.check(request.prompt)?;
+        request.sample.validate()?;
+        let cached = self.reuse(request.prompt);
+        if report(Event::Started { cached: cached as u32 }).is_break() || request.max_new == 0 {
+            return Ok(if request.max_new == 0 { Finish::Length } else { Finish::Stop });
+        }
+        let want = Want::Token { logprob: request.logprobs };
+        for (at, part) in chunks(&request.prompt[cached..], self.chunk as usize) {
+            let last = part.len() as u32 - 1;
+            let wants = [(last..last + 1, want)];
+            let is_last = cached + at + part.len() == n;
+            self.step(
+                Tokens::Host(part),
+                if is_last { &wants } else { &[] },
+                Some(request.sample),
+            )?;
+            self.held.extend_from_slice(part);
+        }
+        let most = request.max_new.min(self.context - n as u32 + 1);
+        for made in 1.. {
+            let chosen = *self.out.tokens.last().expect("invariant: a wanted row yields a token");
+            if request.stop.contains(&chosen.token) {
+                return Ok(Finish::Stop);
+            }
+            let event = Event::Token { token: chosen.token, logprob: chosen.logprob };
+            if report(event).is_break() {
+                return Ok(Finish::Stop);
+            }
+            if made >= most {
+                break;
+            }
+            self.step(Tokens::Last { draft: &[] }, &[(0..1, want)], Some(request.sample))?;
+            self.held.push(chosen.token);
+        }
+        Ok(Finish::Length)
+    }
+
+    /// Logits of a sequence run from its start: one row of `vocab` elements for every token, or
+    /// for the last one alone.
+    ///
+    /// # Errors
+    /// As [`Session::generate`].
+    pub fn logits(&mut self, tokens: &[TokenId], all: bool) -> Result<Vec<f32>> {
+        self.check(tokens)?;
+        self.reset();
+        let mut rows = Vec::new();
+        for (at, part) in chunks(tokens, self.chunk as usize) {
+            let len = part.len() as u32;
+            let ends = at + part.len() == tokens.len();
+            let every = [(0..len, Want::Logits)];
+            let last = [(len - 1..len, Want::Logits)];
+            let wants = if all {
+                &every[..]
+            } else if ends {
+                &last[..]
+            } else {
+                &[]
+            };
+            self.step(Tokens::Host(part), wants, None)?;
+            self.held.extend_from_slice(part);
+            rows.extend_from_slice(&self.out.logits);
+        }
+        Ok(rows)
+    }
+
+    /// Log-probability (natural) of every token given those before it, from the second on.
+    ///
+    /// # Errors
+    /// As [`Session::generate`].
+    pub fn logprobs(&mut self, tokens: &[TokenId]) -> Result<Vec<f32>> {
+        self.check(tokens)?;
+        self.reset();
+        let mut all = Vec::new();
+        let known = &tokens[..tokens.len() - 1];
+        for (at, part) in chunks(known, self.chunk as usize) {
+            let next = |i: u32| tokens[at + i as usize + 1];
+            let wants: Vec<_> =
+                (0..part.len() as u32).map(|i| (i..i + 1, Want::LogprobOf(next(i)))).collect();
+            self.step(Tokens::Host(part), &wants, None)?;
+            self.held.extend_from_slice(part);
+            all.extend(self.out.logprobs.iter().map(|(_, v)| *v));
+        }
+        Ok(all)
+    }
+
+    /// Runs tokens at the end of the sequence and tells the time of every kind of op; the last
+    /// row is asked for a token.
+    ///
+    /// # Errors
+    /// As [`Session::generate`].
+    pub fn profile(&mut self, tokens: &[TokenId]) -> Result<Vec<OpTime>> {
+        let last = tokens.len() as u32 - 1;
+        let pos = self.held.len() as u32;
+        let tables = vec![&self.table[..]; self.groups];
+        let step = SeqStep {
+            slot: SlotId(0),
+            tokens: Tokens::Host(tokens),
+            pos,
+            tables: &tables,
+            wants: &[(last..last + 1, Want::Token { logprob: false })],
+            sample: None,
+            max_new: 1,
+            stop: &[],
+        };
+        let times = self.program.profile(&[step], &mut self.out)?;
+        self.held.extend_from_slice(tokens);
+        Ok(times)
+    }
+
+    fn check(&self, prompt: &[TokenId]) -> Result<usize> {
+        let n = prompt.len();
+        if n == 0 {
+            return Err(Error::request(
+                "generating: the prompt has no tokens, expected at least one",
+            ));
+        }
+        if n > self.context as usize {
+            return Err(Error::request(format!(
+                "generating: the prompt has {n} tokens, the context holds {}; use --ctx to enlarge it",
+                self.context
+            )));
+        }
+        if let Some(t) = prompt.iter().find(|t| **t >= self.vocab) {
+            return Err(Error::request(format!(
+                "generating: token {t} is not in the vocabulary of {}",
+                self.vocab
+            )));
+        }
+        Ok(n)
+    }
+
+    /// Keeps what the cache already holds of the prompt and returns how much; at least the last
+    /// token is computed again, for its logits. A state cannot be taken back by a few tokens.
+    fn reuse(&mut self, prompt: &[TokenId]) -> usize {
+        let same = self.held.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+        let keep = same.min(prompt.len() - 1);
+        let keep = if self.stateful && keep < self.held.len() { 0 } else { keep };
+        self.held.truncate(keep);
+        keep
+    }
+
+    fn step(
+        &mut self,
+        tokens: Tokens<'_>,
+        wants: &[(std::ops::Range<u32>, Want)],
+        sample: Option<SampleParams>,
+    ) -> Result<()> {
+        const GROUPS_MAX: usize = 8;
+        assert!(self.groups <= GROUPS_MAX, "more KV groups than any family has");
+        let tables = [&self.table[..]; GROUPS_MAX];
+        let step = SeqStep {
+            slot: SlotId(0),
+            tokens,
+            pos: self.held.len() as u32,
+            tables: &tables[..self.groups],
+            wants,
+            sample,
+            max_new: 1,
+            stop: &[],
+        };
+        let ticket = self.program.submit(&[step])?;
+        Ok(self.program.wait(ticket, &mut self.out)?)
+    }
+}
+
+/// Parts of at most `size` with their offsets.
+fn chunks(tokens: &[TokenId], size: usize) -> impl Iterator<Item = (usize, &[TokenId])> {
+    tokens.chunks(size).enumerate().map(move |(i, part)| (i * size, part))
+}
