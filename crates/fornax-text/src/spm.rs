@@ -1,8 +1,8 @@
 //! SentencePiece with byte fallback: characters are merged by the score of what they become. It must not
 //! know control tokens or templates.
 //!
-//! The fixed point of reference is the conversion that Hugging Face makes of such vocabularies: only
-//! pieces whose two halves are pieces themselves come about, and what is no piece becomes byte tokens.
+//! Source: Sennrich et al. 2016 as SentencePiece applies it: of all neighbours whose joined text is a
+//! piece, those with the greatest score are joined first, and what is no piece in the end becomes bytes.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -24,7 +24,7 @@ struct Symbol {
     start: u32,
     /// Bytes; 0 once merged into the symbol before.
     len: u32,
-    /// `NONE` for a character without a token.
+    /// `NONE` for a character that is no piece.
     token: u32,
     prev: u32,
     next: u32,
@@ -151,9 +151,6 @@ impl Spm {
 
     fn offer(&self, vocab: &Vocab, text: &[u8], s: &mut Scratch, left: u32, right: u32) {
         let (l, r) = (s.symbols[left as usize], s.symbols[right as usize]);
-        if l.token == NONE || r.token == NONE {
-            return;
-        }
         let len = l.len + r.len;
         let start = l.start as usize;
         if let Some(token) = vocab.id_of_bytes(&text[start..start + len as usize]) {

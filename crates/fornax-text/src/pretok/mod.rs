@@ -7,6 +7,8 @@
 
 mod class;
 mod rules;
+#[cfg(test)]
+mod tests;
 
 use crate::Error;
 pub(crate) use class::{Ch, byte_len, classify};

@@ -145,6 +145,7 @@ fn strftime_now(state: &State<'_, '_>, format: &str) -> String {
 }
 
 /// `tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`, as `json.dumps`.
+#[expect(clippy::needless_pass_by_value, reason = "the form that minijinja calls filters in")]
 fn tojson(
     state: &State<'_, '_>,
     value: &Value,
