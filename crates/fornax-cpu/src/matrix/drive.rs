@@ -1,0 +1,220 @@
+//! From a matrix and a range of rows and tiles to kernel calls: chooses the kernel for a format
+//! and walks tiles and groups of rows. It must not know instruction sets beyond their names.
+
+use std::ops::Range;
+
+use super::activations::{ActBlock, Acts};
+use super::format::{self, Float, Format};
+use super::kernel::Out;
+use super::simd::{BLOCK, TILE};
+use super::{Layout, Matrix, foreign};
+
+/// The routines of one tier.
+pub(crate) struct Kernels {
+    pub(super) multiply: unsafe fn(&Job<'_>),
+    pub(super) quantize: unsafe fn(&[f32], *mut ActBlock, usize),
+}
+
+/// One call of [`Matrix::multiply`].
+#[derive(Clone, Debug)]
+pub(super) struct Job<'a> {
+    pub(super) matrix: &'a Matrix,
+    pub(super) expert: usize,
+    pub(super) acts: Acts<'a>,
+    pub(super) act_rows: Range<usize>,
+    pub(super) tiles: Range<usize>,
+    pub(super) out: *mut f32,
+    pub(super) stride: usize,
+}
+
+impl Job<'_> {
+    /// The outputs of tile `tile` for row `row`.
+    pub(super) fn out(&self, tile: usize, row: usize) -> Out {
+        let columns = (self.matrix.rows() - tile * TILE).min(TILE);
+        let at = (row - self.act_rows.start) * self.stride + tile * TILE;
+        Out { at: self.out.wrapping_add(at), stride: self.stride, columns }
+    }
+}
+
+/// The kernels of one tier, each compiled with the tier's features.
+///
+/// # Safety
+/// As for the kernels of the same names; the tier is available.
+pub(super) trait Tier {
+    /// Most rows of 8-bit activations for which results stay in registers: 1, 2, 4 or 8.
+    const ROWS: usize;
+    /// The same for f32 activations.
+    const FLOAT_ROWS: usize;
+
+    unsafe fn quantised<F: Format, const R: usize>(
+        tile: *const u8,
+        blocks: usize,
+        acts: *const ActBlock,
+        step: usize,
+        out: Out,
+    );
+
+    unsafe fn floats<F: Float, const R: usize>(
+        tile: *const u8,
+        cols: usize,
+        x: *const f32,
+        out: Out,
+    );
+}
+
+/// Makes the table of a tier: `tier!(Name, vectors, rows, float rows, attributes…)`.
+macro_rules! tier {
+    ($name:ident, $simd:ty, $rows:literal, $float_rows:literal $(, #[$attr:meta])*) => {
+        enum Tiered {}
+
+        impl $crate::matrix::drive::Tier for Tiered {
+            const ROWS: usize = $rows;
+            const FLOAT_ROWS: usize = $float_rows;
+
+            $(#[$attr])*
+            unsafe fn quantised<F: $crate::matrix::format::Format, const R: usize>(
+                tile: *const u8,
+                blocks: usize,
+                acts: *const $crate::matrix::activations::ActBlock,
+                step: usize,
+                out: $crate::matrix::kernel::Out,
+            ) {
+                // SAFETY: the caller's word.
+                unsafe {
+                    $crate::matrix::kernel::quantised::<$simd, F, R>(tile, blocks, acts, step, out)
+                }
+            }
+
+            $(#[$attr])*
+            unsafe fn floats<F: $crate::matrix::format::Float, const R: usize>(
+                tile: *const u8,
+                cols: usize,
+                x: *const f32,
+                out: $crate::matrix::kernel::Out,
+            ) {
+                // SAFETY: the caller's word.
+                unsafe { $crate::matrix::kernel::floats::<$simd, F, R>(tile, cols, x, out) }
+            }
+        }
+
+        $(#[$attr])*
+        unsafe fn quantize(
+            x: &[f32],
+            at: *mut $crate::matrix::activations::ActBlock,
+            step: usize,
+        ) {
+            // SAFETY: the caller's word.
+            unsafe { $crate::matrix::activations::quantize(x, at, step) }
+        }
+
+        /// The routines of this tier.
+        pub(super) static $name: $crate::matrix::drive::Kernels = $crate::matrix::drive::Kernels {
+            multiply: $crate::matrix::drive::multiply::<Tiered>,
+            quantize,
+        };
+    };
+}
+pub(super) use tier;
+
+/// Calls `$run::<$tier, format>($job)` for a layout.
+macro_rules! by_layout {
+    ($layout:expr, $quantised:ident, $floats:ident, $foreign:path, ($($arg:expr),*) $(, $first:ty)?) => {
+        match $layout {
+            Layout::Q8_0 => $quantised::<$($first,)? format::Q8_0>($($arg),*),
+            Layout::Q4_0 => $quantised::<$($first,)? format::Q4_0>($($arg),*),
+            Layout::Q4_1 => $quantised::<$($first,)? format::Q4_1>($($arg),*),
+            Layout::Q5_0 => $quantised::<$($first,)? format::Q5_0>($($arg),*),
+            Layout::Q5_1 => $quantised::<$($first,)? format::Q5_1>($($arg),*),
+            Layout::Mxfp4 => $quantised::<$($first,)? format::Mxfp4>($($arg),*),
+            Layout::Iq4Nl => $quantised::<$($first,)? format::Iq4Nl>($($arg),*),
+            Layout::Q4K => $quantised::<$($first,)? format::Q4K>($($arg),*),
+            Layout::Q5K => $quantised::<$($first,)? format::Q5K>($($arg),*),
+            Layout::Q6K => $quantised::<$($first,)? format::Q6K>($($arg),*),
+            Layout::F32 => $floats::<$($first,)? format::F32>($($arg),*),
+            Layout::F16 => $floats::<$($first,)? format::F16>($($arg),*),
+            Layout::Bf16 => $floats::<$($first,)? format::Bf16>($($arg),*),
+            Layout::Foreign => $foreign($($arg),*),
+        }
+    };
+}
+pub(super) use by_layout;
+
+/// The door of a tier.
+///
+/// # Safety
+/// As for [`Matrix::multiply`]; the tier is available.
+pub(super) unsafe fn multiply<T: Tier>(job: &Job<'_>) {
+    // SAFETY: the caller's word.
+    unsafe { by_layout!(job.matrix.layout, quantised, floats, foreign::multiply, (job), T) }
+}
+
+unsafe fn quantised<T: Tier, F: Format>(job: &Job<'_>) {
+    let Acts::Q8(acts) = job.acts else {
+        unreachable!("checked in Matrix::multiply");
+    };
+    let blocks = job.matrix.cols() / BLOCK;
+    for tile in job.tiles.clone() {
+        let weights = job.matrix.tile(job.expert, tile);
+        let mut row = job.act_rows.start;
+        while row < job.act_rows.end {
+            let together = (job.act_rows.end - row).min(acts.side_by_side(row)).min(T::ROWS);
+            let out = job.out(tile, row);
+            // SAFETY: `together` rows from `row` lie side by side and are within the range; the
+            // rest is the caller's word.
+            unsafe {
+                let x = acts.block(row, 0).cast_const();
+                row += match together {
+                    8.. => {
+                        T::quantised::<F, 8>(weights, blocks, x, acts.step(), out);
+                        8
+                    }
+                    4.. => {
+                        T::quantised::<F, 4>(weights, blocks, x, acts.step(), out);
+                        4
+                    }
+                    2.. => {
+                        T::quantised::<F, 2>(weights, blocks, x, acts.step(), out);
+                        2
+                    }
+                    _ => {
+                        T::quantised::<F, 1>(weights, blocks, x, acts.step(), out);
+                        1
+                    }
+                };
+            }
+        }
+    }
+}
+
+unsafe fn floats<T: Tier, F: Float>(job: &Job<'_>) {
+    let Acts::F32 { x, cols } = job.acts else {
+        unreachable!("checked in Matrix::multiply");
+    };
+    for tile in job.tiles.clone() {
+        let weights = job.matrix.tile(job.expert, tile);
+        let mut row = job.act_rows.start;
+        while row < job.act_rows.end {
+            let together = (job.act_rows.end - row).min(T::FLOAT_ROWS);
+            let out = job.out(tile, row);
+            // SAFETY: `together` rows from `row` are within the range; the rest is the caller's
+            // word.
+            unsafe {
+                let x = x.as_ptr().add(row * cols);
+                row += match together {
+                    4.. => {
+                        T::floats::<F, 4>(weights, cols, x, out);
+                        4
+                    }
+                    2.. => {
+                        T::floats::<F, 2>(weights, cols, x, out);
+                        2
+                    }
+                    _ => {
+                        T::floats::<F, 1>(weights, cols, x, out);
+                        1
+                    }
+                };
+            }
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! Types without a tile form: rows are decoded where they lie in the file, block by block, as
+//! they are multiplied. Slow and right, the same code on every tier. It must not know formats.
+//!
+//! Numerics: within 32 columns, product `c` goes to sum `c % 8`, the eight sums are added in
+//! pairs; the total times the activations' scale is added to the row's f32, block after block.
+
+use fornax_gguf::{TensorType, blocks};
+
+use super::activations::{Acts, GROUP};
+use super::drive::Job;
+use super::simd::{BLOCK, TILE};
+
+/// Weights decoded at a time; a multiple of every type's block.
+const CHUNK: usize = 256;
+
+/// # Safety
+/// As for [`super::Matrix::multiply`].
+pub(super) unsafe fn multiply(job: &Job<'_>) {
+    for tile in job.tiles.clone() {
+        for row in tile * TILE..(tile * TILE + TILE).min(job.matrix.rows()) {
+            let bytes = job.matrix.source.row(job.expert, row);
+            let mut at = job.act_rows.start;
+            while at < job.act_rows.end {
+                let count = (job.act_rows.end - at).min(GROUP);
+                let sums =
+                    products(job.matrix.source.ty, bytes, job.matrix.cols(), &job.acts, at, count);
+                for (ix, sum) in sums.iter().enumerate().take(count) {
+                    let to = (at + ix - job.act_rows.start) * job.stride + row;
+                    // SAFETY: the outputs of these rows and tiles are the caller's to give.
+                    unsafe { *job.out.add(to) = *sum };
+                }
+                at += count;
+            }
+        }
+    }
+}
+
+/// One weight row times the `count` rows of activations from `first` on.
+fn products(
+    ty: TensorType,
+    bytes: &[u8],
+    cols: usize,
+    acts: &Acts<'_>,
+    first: usize,
+    count: usize,
+) -> [f32; GROUP] {
+    let mut sums = [0.0f32; GROUP];
+    let mut w = [0.0f32; CHUNK];
+    let mut col = 0;
+    while col < cols {
+        let w = &mut w[..CHUNK.min(cols - col)];
+        let from = col / ty.block_len() * ty.block_bytes();
+        let to = from + w.len() / ty.block_len() * ty.block_bytes();
+        blocks::dequantize(ty, &bytes[from..to], w)
+            .expect("invariant: the type was tried when the matrix was made");
+        for (ix, sum) in sums.iter_mut().enumerate().take(count) {
+            for (block, w) in w.chunks(BLOCK).enumerate() {
+                let col = col + block * BLOCK;
+                *sum += match *acts {
+                    Acts::Q8(view) => {
+                        // SAFETY: the row and the block are within the view, which is alive.
+                        let x = unsafe { &*view.block(first + ix, col / BLOCK) };
+                        x.d * pairwise(w, &x.q.map(f32::from))
+                    }
+                    Acts::F32 { x, cols } => pairwise(w, &x[(first + ix) * cols + col..]),
+                };
+            }
+        }
+        col += w.len();
+    }
+    sums
+}
+
+fn pairwise(w: &[f32], x: &[f32]) -> f32 {
+    let mut sums = [0.0f32; 8];
+    for (w, x) in w.chunks(8).zip(x.chunks(8)) {
+        for (sum, (w, x)) in sums.iter_mut().zip(w.iter().zip(x)) {
+            *sum += w * x;
+        }
+    }
+    let [a, b, c, d, e, f, g, h] = sums;
+    ((a + e) + (b + f)) + ((c + g) + (d + h))
+}

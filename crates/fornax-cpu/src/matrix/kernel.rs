@@ -1,0 +1,193 @@
+//! The two products of a tile with rows of activations, written once for every tier. It must not
+//! know which instructions it becomes.
+//!
+//! Bits do not depend on the tier nor on how many rows go together. Block formats: per weight row
+//! an f32 starts at 0 and takes, for every block in order, `(exact integer sum) · (dw · dx)` and
+//! then `min · sx`, each product and each sum rounded. Float formats: [`PARTIALS`] sums, column
+//! `c` going to `c % PARTIALS`, added in pairs at the end.
+//!
+//! Bytes moved per sixteen outputs: one tile, and 48 bytes of each row per block (4 a column for
+//! float formats).
+
+use super::activations::ActBlock;
+use super::format::{Float, Format};
+use super::simd::{BLOCK, QUADS, Simd, TILE};
+
+/// Interleaved sums of the float formats.
+pub(super) const PARTIALS: usize = 4;
+/// How far ahead of the planes being read the next ones are asked for, bytes. The processor's own
+/// prefetchers stop at pages.
+const AHEAD: usize = 4096;
+
+/// Where a kernel's results go.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Out {
+    /// First of the tile's outputs for the first row.
+    pub(super) at: *mut f32,
+    /// Elements from a row's outputs to the next row's.
+    pub(super) stride: usize,
+    /// Outputs of the tile that exist, up to [`TILE`].
+    pub(super) columns: usize,
+}
+
+impl Out {
+    /// # Safety
+    /// `at` reaches row `row`, and the tier is available.
+    #[inline(always)]
+    unsafe fn put<S: Simd>(&self, row: usize, v: S::Floats) {
+        // SAFETY: the caller's word; a tile that is not whole goes through a buffer.
+        unsafe {
+            let to = self.at.add(row * self.stride);
+            if self.columns == TILE {
+                S::store(v, to);
+            } else {
+                let mut all = [0.0f32; TILE];
+                S::store(v, all.as_mut_ptr());
+                std::ptr::copy_nonoverlapping(all.as_ptr(), to, self.columns);
+            }
+        }
+    }
+}
+
+/// A tile of a block format times `ROWS` rows whose records lie side by side.
+///
+/// # Safety
+/// `tile` holds `blocks` blocks of format `F`; the records of the first row are at `acts`,
+/// `acts + step`, …, those of the next rows one further; `out` reaches every row and column; the
+/// tier is available.
+#[inline(always)]
+pub(super) unsafe fn quantised<S: Simd, F: Format, const ROWS: usize>(
+    tile: *const u8,
+    blocks: usize,
+    acts: *const ActBlock,
+    step: usize,
+    out: Out,
+) {
+    // SAFETY: the caller's word; prefetches may go anywhere.
+    unsafe {
+        let mut acc = [S::zero(); ROWS];
+        let mut unit = tile;
+        let mut acts = acts;
+        let mut left = blocks;
+        while left > 0 {
+            for at in 0..left.min(F::UNIT) {
+                let ahead = unit.wrapping_add(F::HEAD + at * F::PLANES + AHEAD);
+                if ROWS == 1 {
+                    for line in 0..F::PLANES / 64 {
+                        S::prefetch(ahead.wrapping_add(line * 64));
+                    }
+                }
+                let block = F::decode::<S>(unit, at);
+                for (row, acc) in acc.iter_mut().enumerate() {
+                    let x = acts.add(row);
+                    let dx = S::splat((*x).d);
+                    if F::HALVES {
+                        let first = S::dot::<F, { QUADS / 2 }>(&block.w, 0, x);
+                        let second = S::dot::<F, { QUADS / 2 }>(&block.w, QUADS / 2, x);
+                        let first = S::mul(S::from_ints(first), S::mul(block.scale[0], dx));
+                        let second = S::mul(S::from_ints(second), S::mul(block.scale[1], dx));
+                        *acc = S::add(S::add(*acc, first), second);
+                    } else {
+                        let sum = S::dot::<F, QUADS>(&block.w, 0, x);
+                        let sum = S::mul(S::from_ints(sum), S::mul(block.scale[0], dx));
+                        *acc = S::add(*acc, sum);
+                    }
+                    if F::MINIMA {
+                        *acc = S::add(*acc, S::mul(block.min, S::splat((*x).sx)));
+                    }
+                }
+                acts = acts.add(step);
+            }
+            left = left.saturating_sub(F::UNIT);
+            unit = unit.wrapping_add(F::HEAD + F::UNIT * F::PLANES);
+        }
+        for (row, acc) in acc.iter().enumerate() {
+            out.put::<S>(row, *acc);
+        }
+    }
+}
+
+/// A tile of a float format times `ROWS` rows.
+///
+/// # Safety
+/// `tile` holds `cols` columns of format `F`; row `r` of the activations starts at
+/// `x + r · cols`; `out` reaches every row and column; the tier is available.
+#[inline(always)]
+pub(super) unsafe fn floats<S: Simd, F: Float, const ROWS: usize>(
+    tile: *const u8,
+    cols: usize,
+    x: *const f32,
+    out: Out,
+) {
+    // SAFETY: the caller's word; prefetches may go anywhere.
+    unsafe {
+        let mut acc = [[S::zero(); PARTIALS]; ROWS];
+        let whole = cols / PARTIALS * PARTIALS;
+        let mut col = 0;
+        while col < whole {
+            let at = tile.add(col * TILE * F::BYTES);
+            if ROWS == 1 {
+                for line in 0..PARTIALS * TILE * F::BYTES / 64 {
+                    S::prefetch(at.wrapping_add(AHEAD + line * 64));
+                }
+            }
+            for partial in 0..PARTIALS {
+                let w = F::load::<S>(at.add(partial * TILE * F::BYTES));
+                for (row, acc) in acc.iter_mut().enumerate() {
+                    let x = S::splat(*x.add(row * cols + col + partial));
+                    acc[partial] = S::add(acc[partial], S::mul(w, x));
+                }
+            }
+            col += PARTIALS;
+        }
+        for col in whole..cols {
+            let w = F::load::<S>(tile.add(col * TILE * F::BYTES));
+            for (row, acc) in acc.iter_mut().enumerate() {
+                let x = S::splat(*x.add(row * cols + col));
+                let acc = &mut acc[col - whole];
+                *acc = S::add(*acc, S::mul(w, x));
+            }
+        }
+        for (row, acc) in acc.iter().enumerate() {
+            let sum = S::add(S::add(acc[0], acc[1]), S::add(acc[2], acc[3]));
+            out.put::<S>(row, sum);
+        }
+    }
+}
+
+/// The weights of row `row` of a tile of a block format, as f32; `S` is a tier that is available.
+///
+/// # Safety
+/// `tile` holds `out.len() / 32` blocks of format `F`.
+pub(super) unsafe fn unpack_row<S: Simd<Bytes = [u8; 64], Floats = [f32; 16]>, F: Format>(
+    tile: *const u8,
+    row: usize,
+    out: &mut [f32],
+) {
+    for (ix, out) in out.as_chunks_mut::<BLOCK>().0.iter_mut().enumerate() {
+        let (unit, at) = (ix / F::UNIT, ix % F::UNIT);
+        // SAFETY: the caller's word.
+        let block = unsafe { F::decode::<S>(tile.add(unit * (F::HEAD + F::UNIT * F::PLANES)), at) };
+        for (col, out) in out.iter_mut().enumerate() {
+            let q = block.w[col / 4][row * 4 + col % 4] as i8;
+            let scale = block.scale[usize::from(F::HALVES && col >= 16)][row];
+            let plain = scale * f32::from(q);
+            *out = if F::MINIMA { plain + block.min[row] } else { plain };
+        }
+    }
+}
+
+/// Row `row` of a tile of a float format, as f32.
+///
+/// # Safety
+/// `tile` holds `out.len()` columns of format `F`.
+pub(super) unsafe fn widen_row<S: Simd<Floats = [f32; 16]>, F: Float>(
+    tile: *const u8,
+    row: usize,
+    out: &mut [f32],
+) {
+    for (col, out) in out.iter_mut().enumerate() {
+        // SAFETY: the caller's word.
+        *out = unsafe { F::load::<S>(tile.add(col * TILE * F::BYTES)) }[row];
+    }
+}

@@ -1,0 +1,368 @@
+//! Matrices as the kernels read them, and their products with rows of activations. It must not
+//! know ops, models or threads: a caller hands out tiles to its threads as it likes, and no bit of
+//! a result depends on how.
+//!
+//! Weights are re-tiled when they are loaded, sixteen rows interleaved ([`format`] has the
+//! layouts), without growth worth naming (at most 3 %). Types without a tile form are read where
+//! they lie in the file ([`foreign`]).
+
+mod activations;
+mod drive;
+mod foreign;
+mod format;
+mod kernel;
+mod memory;
+mod pack;
+mod scalar;
+mod simd;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use fornax_gguf::{TensorType, blocks};
+use fornax_plan::{Error, Result, WeightRef, q8};
+
+#[allow(unused_imports, reason = "its callers are being written")]
+pub(crate) use activations::{Acts, Q8Rows, Q8View};
+pub(crate) use drive::Kernels;
+use drive::{Job, by_layout};
+use format::{Float, Format};
+use memory::Memory;
+pub(crate) use simd::TILE;
+
+use crate::isa::Isa;
+
+impl Isa {
+    /// The matrix routines of the tier.
+    ///
+    /// # Panics
+    /// Where this machine does not have the tier: what it would run is undefined.
+    pub(crate) fn kernels(self) -> &'static Kernels {
+        assert!(self.is_available(), "this machine does not have the instructions of {self}");
+        match self {
+            _ => &scalar::KERNELS,
+        }
+    }
+}
+
+/// How a matrix lies in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Layout {
+    Q8_0,
+    Q4_0,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    Mxfp4,
+    Iq4Nl,
+    Q4K,
+    Q5K,
+    Q6K,
+    F32,
+    F16,
+    Bf16,
+    /// Left where it is.
+    Foreign,
+}
+
+impl Layout {
+    fn of(ty: TensorType) -> Layout {
+        match ty {
+            TensorType::Q8_0 => Layout::Q8_0,
+            TensorType::Q4_0 => Layout::Q4_0,
+            TensorType::Q4_1 => Layout::Q4_1,
+            TensorType::Q5_0 => Layout::Q5_0,
+            TensorType::Q5_1 => Layout::Q5_1,
+            TensorType::MXFP4 => Layout::Mxfp4,
+            TensorType::IQ4_NL => Layout::Iq4Nl,
+            TensorType::Q4_K => Layout::Q4K,
+            TensorType::Q5_K => Layout::Q5K,
+            TensorType::Q6_K => Layout::Q6K,
+            TensorType::F32 => Layout::F32,
+            TensorType::F16 => Layout::F16,
+            TensorType::BF16 => Layout::Bf16,
+            _ => Layout::Foreign,
+        }
+    }
+
+    /// What packs a unit of a block format; none for the others.
+    fn pack(self) -> Option<pack::PackUnit> {
+        Some(match self {
+            Layout::Q8_0 => pack::q8_0,
+            Layout::Q4_0 | Layout::Iq4Nl => pack::q4_0,
+            Layout::Q4_1 => pack::q4_1,
+            Layout::Q5_0 => pack::q5_0,
+            Layout::Q5_1 => pack::q5_1,
+            Layout::Mxfp4 => pack::mxfp4,
+            Layout::Q4K => pack::q4_k,
+            Layout::Q5K => pack::q5_k,
+            Layout::Q6K => pack::q6_k,
+            Layout::F32 | Layout::F16 | Layout::Bf16 | Layout::Foreign => return None,
+        })
+    }
+}
+
+/// Sizes of a tile.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    /// Blocks of a unit, bytes before its planes, bytes of a block's planes.
+    unit: usize,
+    head: usize,
+    planes: usize,
+    /// Bytes of a tile.
+    tile: usize,
+}
+
+fn block_shape<F: Format>(cols: usize) -> Shape {
+    let tile = F::tile_bytes(cols / q8::BLOCK);
+    Shape { unit: F::UNIT, head: F::HEAD, planes: F::PLANES, tile }
+}
+
+fn float_shape<F: Float>(cols: usize) -> Shape {
+    let tile = (cols * TILE * F::BYTES).next_multiple_of(64);
+    Shape { unit: 1, head: 0, planes: 0, tile }
+}
+
+fn foreign_shape(_cols: usize) -> Shape {
+    Shape { unit: 1, head: 0, planes: 0, tile: 0 }
+}
+
+/// A matrix, or one for each expert, ready to be multiplied.
+pub(crate) struct Matrix {
+    layout: Layout,
+    shape: Shape,
+    /// Where it came from; read where there is no tile form.
+    source: WeightRef,
+    data: Memory,
+}
+
+impl Matrix {
+    /// Packs a weight with the help of `threads` threads. Its bytes in the map are read once; where
+    /// [`Matrix::copied`] says so they are not needed afterwards.
+    ///
+    /// # Errors
+    /// `is_unsupported` for a type that nothing here decodes; `is_malformed` where a row is not
+    /// whole blocks or the weight ends past its map; `is_out_of_memory`.
+    pub(crate) fn pack(w: &WeightRef, threads: usize) -> Result<Matrix> {
+        check(w)?;
+        let layout = Layout::of(w.ty);
+        let cols = w.cols as usize;
+        let shape = by_layout!(layout, block_shape, float_shape, foreign_shape, (cols));
+        let tiles = (w.rows as usize).div_ceil(TILE) * w.experts as usize;
+        let data = Memory::zeroed(shape.tile * tiles, &w.name)?;
+        let matrix = Matrix { layout, shape, source: w.clone(), data };
+        if layout != Layout::Foreign {
+            matrix.fill(threads.clamp(1, tiles.max(1)));
+        }
+        Ok(matrix)
+    }
+
+    /// Fills the tiles from the file, a few at a time to whichever thread is free.
+    fn fill(&self, threads: usize) {
+        let tiles = self.tiles() * self.experts();
+        let next = AtomicUsize::new(0);
+        let work = || {
+            const TAKE: usize = 8;
+            loop {
+                let from = next.fetch_add(TAKE, Ordering::Relaxed);
+                if from >= tiles {
+                    break;
+                }
+                for tile in from..(from + TAKE).min(tiles) {
+                    // SAFETY: every tile is taken once, by one thread.
+                    unsafe { self.fill_tile(tile / self.tiles(), tile % self.tiles()) };
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..threads {
+                scope.spawn(work);
+            }
+            work();
+        });
+    }
+
+    /// # Safety
+    /// Nobody else reads or writes the tile meanwhile.
+    unsafe fn fill_tile(&self, expert: usize, tile: usize) {
+        let at = self.tile(expert, tile).cast_mut();
+        let Shape { unit, head, planes, .. } = self.shape;
+        let ty = self.source.ty;
+        for row in 0..TILE.min(self.rows() - tile * TILE) {
+            let bytes = self.source.row(expert, tile * TILE + row);
+            // SAFETY: the tile has room for sixteen rows in its layout, by `shape`.
+            unsafe {
+                match self.layout {
+                    Layout::F32 => pack::plain::<4>(at, row, bytes),
+                    Layout::F16 | Layout::Bf16 => pack::plain::<2>(at, row, bytes),
+                    _ => {}
+                }
+                let Some(pack) = self.layout.pack() else { continue };
+                let unit_bytes = ty.row_bytes((unit * q8::BLOCK) as u64).unwrap_or(0) as usize;
+                for (ix, bytes) in bytes.chunks(unit_bytes).enumerate() {
+                    let unit = at.add(ix * (head + unit * planes));
+                    pack(&pack::Place { unit, head, planes, row }, bytes);
+                }
+            }
+        }
+    }
+
+    /// Rows of one expert: elements of the product.
+    pub(crate) fn rows(&self) -> usize {
+        self.source.rows as usize
+    }
+
+    /// Elements of a row.
+    pub(crate) fn cols(&self) -> usize {
+        self.source.cols as usize
+    }
+
+    /// 1 for an ordinary matrix.
+    pub(crate) fn experts(&self) -> usize {
+        self.source.experts as usize
+    }
+
+    /// Tiles of [`TILE`] rows of one expert; the last may be partly empty.
+    pub(crate) fn tiles(&self) -> usize {
+        self.rows().div_ceil(TILE)
+    }
+
+    /// Whether it is multiplied with 8-bit activations ([`q8::applies_to`]), or with f32.
+    pub(crate) fn takes_q8(&self) -> bool {
+        q8::applies_to(self.source.ty)
+    }
+
+    /// Whether the weight was copied, so that its bytes in the map are not needed any more.
+    pub(crate) fn copied(&self) -> bool {
+        self.layout != Layout::Foreign
+    }
+
+    /// Bytes held beside the file's map.
+    pub(crate) fn bytes(&self) -> usize {
+        if self.copied() { self.data.len() } else { 0 }
+    }
+
+    /// Bytes that multiplying one tile reads.
+    pub(crate) fn tile_bytes(&self) -> usize {
+        if self.copied() { self.shape.tile } else { self.source.row_bytes() * TILE }
+    }
+
+    fn tile(&self, expert: usize, tile: usize) -> *const u8 {
+        let at = (expert * self.tiles() + tile) * self.shape.tile;
+        debug_assert!(at + self.shape.tile <= self.data.len());
+        self.data.as_ptr().wrapping_add(at)
+    }
+
+    /// Multiplies the rows `act_rows` of `acts` with the tiles `tiles` of `expert`: output `o` of
+    /// row `act_rows.start + i` goes to `out[i · stride + o]`. Only the outputs of these tiles are
+    /// written, none past [`Matrix::rows`]. Nothing is allocated.
+    ///
+    /// # Safety
+    /// `out` reaches all of these outputs, nobody else reads or writes them meanwhile, and 8-bit
+    /// activations are alive and filled.
+    ///
+    /// # Panics
+    /// Where expert, tiles, rows or the activations' form and width do not fit the matrix.
+    #[expect(clippy::too_many_arguments, reason = "one call of the innermost operation")]
+    pub(crate) unsafe fn multiply(
+        &self,
+        kernels: &Kernels,
+        expert: usize,
+        acts: &Acts<'_>,
+        act_rows: Range<usize>,
+        tiles: Range<usize>,
+        out: *mut f32,
+        stride: usize,
+    ) {
+        assert!(expert < self.experts() && tiles.end <= self.tiles());
+        match acts {
+            Acts::Q8(view) => {
+                assert!(self.takes_q8() && act_rows.end <= view.rows());
+                assert_eq!(view.blocks(), self.cols() / q8::BLOCK, "{}: width", self.source.name);
+            }
+            Acts::F32 { x, cols } => {
+                assert!(!self.takes_q8() && act_rows.end * cols <= x.len());
+                assert_eq!(*cols, self.cols(), "{}: width", self.source.name);
+            }
+        }
+        let acts = *acts;
+        // SAFETY: shapes were checked above, a table of kernels is handed out only where its tier
+        // is available, and the rest is the caller's word.
+        unsafe {
+            (kernels.multiply)(&Job { matrix: self, expert, acts, act_rows, tiles, out, stride });
+        }
+    }
+
+    /// Row `row` of expert 0 as f32, to the bit what the file's blocks stand for.
+    ///
+    /// # Panics
+    /// Where `out` is not as wide as the matrix or there is no such row.
+    pub(crate) fn row_to_f32(&self, row: usize, out: &mut [f32]) {
+        assert!(row < self.rows() && out.len() == self.cols(), "{}: row", self.source.name);
+        by_layout!(self.layout, unpack, widen, decode, (self, row, out));
+    }
+}
+
+fn unpack<F: Format>(matrix: &Matrix, row: usize, out: &mut [f32]) {
+    let tile = matrix.tile(0, row / TILE);
+    // SAFETY: the tile holds as many blocks as the row, in this format.
+    unsafe { kernel::unpack_row::<scalar::Scalar, F>(tile, row % TILE, out) }
+}
+
+fn widen<F: Float>(matrix: &Matrix, row: usize, out: &mut [f32]) {
+    let tile = matrix.tile(0, row / TILE);
+    // SAFETY: the tile holds as many columns as the row, in this format.
+    unsafe { kernel::widen_row::<scalar::Scalar, F>(tile, row % TILE, out) }
+}
+
+fn decode(matrix: &Matrix, row: usize, out: &mut [f32]) {
+    blocks::dequantize(matrix.source.ty, matrix.source.row(0, row), out)
+        .expect("invariant: the type was tried when the matrix was made");
+}
+
+/// Whether a matrix can be made of `ty`: by tiles, or decoded as it is multiplied.
+pub(crate) fn supports(ty: TensorType) -> bool {
+    if Layout::of(ty) != Layout::Foreign {
+        return true;
+    }
+    let mut out = [0.0; 256];
+    let len = ty.block_len();
+    len <= 256
+        && 256 % len == 0
+        && blocks::dequantize(ty, &vec![0; 256 / len * ty.block_bytes()], &mut out).is_ok()
+}
+
+/// Whether a weight of `ty` is multiplied from tiles, at full speed.
+pub(crate) fn is_tiled(ty: TensorType) -> bool {
+    Layout::of(ty) != Layout::Foreign
+}
+
+fn check(w: &WeightRef) -> Result<()> {
+    let doing = format!("packing {} ({} {} x {} x {})", w.name, w.ty, w.experts, w.rows, w.cols);
+    if !supports(w.ty) {
+        return Err(Error::unsupported(format!("{doing}: the type cannot be multiplied with")));
+    }
+    if !(w.cols as usize).is_multiple_of(w.ty.block_len()) {
+        return Err(Error::malformed(format!(
+            "{doing}: a row is not whole blocks of {}",
+            w.ty.block_len()
+        )));
+    }
+    let held = w.data.bytes().len();
+    if w.offset.checked_add(w.len_bytes()).is_none_or(|end| end > held) {
+        return Err(Error::malformed(format!(
+            "{doing}: needs {} bytes from {}, its map has {held}",
+            w.len_bytes(),
+            w.offset
+        )));
+    }
+    Ok(())
+}
+
+impl std::fmt::Debug for Matrix {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?} as {:?}, {} bytes", self.source, self.layout, self.bytes())
+    }
+}

@@ -1,0 +1,84 @@
+//! What a tier must provide: vectors of sixteen lanes, one lane per weight row of a tile. It must
+//! not know formats beyond the range of their integers.
+//!
+//! Every operation gives the same bits on every tier. Methods are inlined into functions that
+//! carry the tier's features; called elsewhere they are undefined where the features are missing.
+
+use super::activations::ActBlock;
+
+/// Weight rows of a tile.
+pub(crate) const TILE: usize = 16;
+/// Weights of a block along a row.
+pub(super) const BLOCK: usize = 32;
+/// Groups of four neighbouring weights in a block: what one dot-product instruction takes.
+pub(super) const QUADS: usize = 8;
+
+/// The range of a format's integers as they are stored.
+pub(super) trait Range: Sized {
+    /// Stored as two's complement of 8 bits; `BIAS` is 0 then.
+    const SIGNED: bool;
+    /// What to take off the stored value to have the weight.
+    const BIAS: i32;
+    /// The largest stored value.
+    const MAX: i32;
+}
+
+/// The vectors of a tier.
+///
+/// # Safety
+/// For every method: the tier's features are there, and pointers reach as many elements as the
+/// method says.
+pub(super) trait Simd: Copy + 'static {
+    /// 64 bytes: four neighbouring weights of each of the sixteen rows.
+    type Bytes: Copy;
+    /// 16 × i32.
+    type Ints: Copy;
+    /// 16 × f32.
+    type Floats: Copy;
+
+    /// Loads 64 bytes.
+    unsafe fn bytes(at: *const u8) -> Self::Bytes;
+    /// Moves bit `from` of every byte to bit `to`, the others along, and keeps those of `mask`.
+    unsafe fn field(v: Self::Bytes, from: u32, to: u32, mask: u8) -> Self::Bytes;
+    /// Bitwise or.
+    unsafe fn or(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    /// `table[v]` for every byte, each below 16.
+    unsafe fn lookup(table: &[i8; 16], v: Self::Bytes) -> Self::Bytes;
+    /// Brings stored integers into the form that this tier's [`Simd::dot`] takes.
+    unsafe fn ready<R: Range>(v: Self::Bytes) -> Self::Bytes;
+    /// Per row, the exact sum over the quads `first .. first + N` of weight times activation.
+    unsafe fn dot<R: Range, const N: usize>(
+        w: &[Self::Bytes; QUADS],
+        first: usize,
+        x: *const ActBlock,
+    ) -> Self::Ints;
+
+    /// Sixteen zeros.
+    unsafe fn zero() -> Self::Floats;
+    /// Sixteen times `v`.
+    unsafe fn splat(v: f32) -> Self::Floats;
+    /// Sums.
+    unsafe fn add(a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// Products.
+    unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// 0 − v.
+    unsafe fn negate(v: Self::Floats) -> Self::Floats;
+    /// To the nearest float.
+    unsafe fn from_ints(v: Self::Ints) -> Self::Floats;
+    /// Loads 16 f32.
+    unsafe fn from_f32(at: *const u8) -> Self::Floats;
+    /// Loads and widens 16 f16.
+    unsafe fn from_f16(at: *const u8) -> Self::Floats;
+    /// Loads and widens 16 bf16.
+    unsafe fn from_bf16(at: *const u8) -> Self::Floats;
+    /// Loads and converts 16 unsigned bytes.
+    unsafe fn from_u8(at: *const u8) -> Self::Floats;
+    /// Loads and converts 16 signed bytes.
+    unsafe fn from_i8(at: *const u8) -> Self::Floats;
+    /// Loads 16 exponent bytes and gives 2^(e − 128).
+    unsafe fn from_exponents(at: *const u8) -> Self::Floats;
+    /// Stores 16 f32.
+    unsafe fn store(v: Self::Floats, to: *mut f32);
+    /// Says that the line at `at` will be read soon; any address will do.
+    unsafe fn prefetch(at: *const u8);
+}
