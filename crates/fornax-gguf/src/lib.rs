@@ -8,6 +8,27 @@
 //!
 //! Layout and constants follow the GGUF specification, versions 2 and 3, little-endian
 //! (<https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>).
+//!
+//! ```
+//! use fornax_gguf::{Gguf, GgufWriter, Metadata, TensorType, blocks};
+//!
+//! let mut metadata = Metadata::new();
+//! metadata.set("general.architecture", "example");
+//! let mut writer = GgufWriter::new(&metadata)?;
+//! writer.tensor("w", TensorType::Q8_0, &[32, 2])?;
+//! let mut packed = vec![0; 68];
+//! blocks::quantize(TensorType::Q8_0, &[0.5; 64], &mut packed)?;
+//! let mut data = writer.begin(Vec::new())?;
+//! data.write(&packed)?;
+//!
+//! let gguf = Gguf::from_bytes(data.finish()?)?;
+//! assert_eq!(gguf.metadata().str("general.architecture")?, Some("example"));
+//! let w = gguf.tensor("w").expect("it was written");
+//! let mut weights = vec![0.0; w.n_elements() as usize];
+//! blocks::dequantize(w.ty, gguf.data(w), &mut weights)?;
+//! assert!(weights.iter().all(|w| (w - 0.5).abs() < 0.001));
+//! # Ok::<(), fornax_gguf::Error>(())
+//! ```
 
 pub mod blocks;
 mod cursor;

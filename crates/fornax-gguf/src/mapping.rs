@@ -134,13 +134,14 @@ impl Mapping {
 
     /// Asks the system to read `range` ahead. Does nothing for owned memory.
     pub fn will_need(&self, range: Range<usize>) {
-        let end = range.end.min(self.len());
+        let range = range.start..range.end.min(self.len());
+        if range.is_empty() {
+            return;
+        }
         #[cfg(unix)]
-        if let Kind::File(map) = &self.0
-            && range.start < end
-        {
+        if let Kind::File(map) = &self.0 {
             // A refusal costs time and nothing else.
-            let _ = map.advise_range(memmap2::Advice::WillNeed, range.start, end - range.start);
+            let _ = map.advise_range(memmap2::Advice::WillNeed, range.start, range.len());
         }
     }
 

@@ -59,8 +59,14 @@ pub(super) fn quantize_mxfp4(src: &[f32], dst: &mut [u8]) {
     });
 }
 
-/// The code of the level nearest to `value`, the first of several.
+/// The code of the level nearest to `value`, the smaller magnitude of two; never the code for −0.
 fn nearest(value: f32, d: f32) -> u8 {
-    let error = |code: usize| (d * f32::from(E2M1_DOUBLED[code]) - value).abs();
-    (1..16).fold(0, |best, code| if error(code) < error(best) { code } else { best }) as u8
+    let (mut code, mut least) = (0, value.abs());
+    for (candidate, &level) in E2M1_DOUBLED[..8].iter().enumerate().skip(1) {
+        let error = (d * f32::from(level) - value.abs()).abs();
+        if error < least {
+            (code, least) = (candidate as u8, error);
+        }
+    }
+    if code > 0 && value < 0.0 { code | 8 } else { code }
 }
