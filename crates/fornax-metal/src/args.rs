@@ -1,0 +1,117 @@
+//! The constant arguments of every kernel, field by field as its source declares them: 4-byte
+//! scalars only, so that both sides agree without padding. It knows no buffer.
+
+/// A 4-byte scalar as the word that carries it.
+pub(crate) trait Word: Copy {
+    fn word(self) -> u32;
+    fn from_word(word: u32) -> Self;
+}
+
+impl Word for u32 {
+    fn word(self) -> u32 {
+        self
+    }
+    fn from_word(word: u32) -> u32 {
+        word
+    }
+}
+
+impl Word for f32 {
+    fn word(self) -> u32 {
+        self.to_bits()
+    }
+    fn from_word(word: u32) -> f32 {
+        f32::from_bits(word)
+    }
+}
+
+macro_rules! args {
+    ($($(#[$doc:meta])* $name:ident { $($(#[$fdoc:meta])* $field:ident: $ty:ty,)* })*) => {$(
+        $(#[$doc])*
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug, PartialEq)]
+        pub(crate) struct $name { $($(#[$fdoc])* pub(crate) $field: $ty,)* }
+
+        impl $name {
+            pub(crate) fn words(self) -> Vec<u32> {
+                vec![$(self.$field.word()),*]
+            }
+
+            pub(crate) fn from_words(words: &[u32]) -> Option<$name> {
+                let mut words = words.iter().copied();
+                let all = $name { $($field: <$ty as Word>::from_word(words.next()?)),* };
+                words.next().is_none().then_some(all)
+            }
+        }
+    )*};
+}
+
+// `rows` comes first everywhere: it is the one constant that changes from step to step.
+args! {
+    /// `embed_*`.
+    EmbedArgs { rows: u32, width: u32, vocab: u32, scale: f32, }
+    /// `rms_norm`; `residual` is 0 or 1.
+    NormArgs { rows: u32, width: u32, eps: f32, residual: u32, }
+    /// `matmul_*`; `softcap` is 0 for none, `bias` and `residual` are 0 or 1.
+    MatmulArgs {
+        rows: u32,
+        cols: u32,
+        outs: u32,
+        bias: u32,
+        residual: u32,
+        scale: f32,
+        softcap: f32,
+    }
+    /// `gated_mlp_*`; `act` numbers [`fornax_plan::Activation`] in its order.
+    GatedArgs { rows: u32, cols: u32, outs: u32, bias: u32, act: u32, alpha: f32, limit: f32, }
+    /// `norm_rope`; `halves` is 1 for the NeoX order, `pairs` 0 where nothing is rotated.
+    RopeArgs {
+        rows: u32,
+        heads: u32,
+        dim: u32,
+        norm: u32,
+        eps: f32,
+        pairs: u32,
+        halves: u32,
+        magnitude: f32,
+    }
+    /// `kv_write`; widths are those of all heads together, `stride` of one block table.
+    KvWriteArgs { rows: u32, k_width: u32, v_width: u32, block: u32, stride: u32, }
+    /// `attention`; `window` is 0 for none, `softcap` 0 for none, `sinks` 0 or 1.
+    AttentionArgs {
+        rows: u32,
+        heads: u32,
+        kv_heads: u32,
+        k_width: u32,
+        v_width: u32,
+        block: u32,
+        stride: u32,
+        window: u32,
+        scale: f32,
+        softcap: f32,
+        sinks: u32,
+    }
+    /// `select_rows`.
+    SelectArgs { rows: u32, width: u32, }
+    /// `argmax`: `base` is where this round's rows begin among all rows, `out_first` and
+    /// `out_next` are the outputs of the first round and of each later one.
+    ArgmaxArgs { rows: u32, vocab: u32, base: u32, out_first: u32, out_next: u32, }
+    /// `copy`; `rows` words.
+    CopyArgs { rows: u32, width: u32, }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_and_fields_agree() {
+        let a = SelectArgs { rows: 3, width: 64 };
+        assert_eq!(a.words(), [3, 64]);
+        assert_eq!(SelectArgs::from_words(&[3, 64]), Some(a));
+        assert_eq!(SelectArgs::from_words(&[3]), None);
+        assert_eq!(SelectArgs::from_words(&[3, 64, 1]), None);
+        assert_eq!(EmbedArgs::from_words(&[1, 2, 3, 2.5f32.to_bits()]).map(|a| a.scale), Some(2.5));
+        assert_eq!(size_of::<AttentionArgs>(), 4 * 11);
+    }
+}

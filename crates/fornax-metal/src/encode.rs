@@ -1,0 +1,205 @@
+//! Commands resolved at `prepare` and written, step after step, into an encoder, with barriers
+//! only where the tracker sees a conflict. It knows no op and no kernel's meaning.
+
+use std::ops::Range;
+
+use fornax_plan::Result;
+
+use crate::api::{Buffer, Encoder, Pipeline, Slice};
+use crate::hazard::{Access, Touch, Tracker};
+
+/// Which barriers are written; all but `Tracked` exist for tests, which must see that a missing
+/// barrier shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Barriers {
+    /// Those that the tracker asks for.
+    Tracked,
+    /// The same without the one of this number, counted from the start of the program.
+    AllBut(u64),
+    /// None at all.
+    None,
+}
+
+/// What an argument is bound to: fixed at `prepare`, or a part of the step's own buffers.
+#[derive(Clone, Debug)]
+pub(crate) enum Place {
+    /// Weights, tables, pools.
+    Fixed(Slice),
+    /// A value: its buffer and the words of one row; as many rows as the command has.
+    Value(Buffer, usize),
+    /// This round's rows.
+    Rows,
+    /// All rows: the host's and the chain's.
+    AllRows,
+    /// This round's wanted rows.
+    Wanted,
+    /// The stop lists.
+    Stops,
+    /// A group's block tables.
+    Table(usize),
+    /// The ticket's outputs.
+    Out,
+    /// The ticket's copy of the logits.
+    Logits,
+    /// The ticket's copy of the hidden rows.
+    Hidden,
+}
+
+/// How often a command runs, and over which rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// Every round, over its token rows.
+    Rows,
+    /// Every round, over its wanted rows.
+    Wanted,
+    /// The first round only, over its wanted rows, where the host wants them.
+    FirstWanted,
+}
+
+/// One command of the plan.
+#[derive(Clone, Debug)]
+pub(crate) struct Command {
+    /// The op that it was made for.
+    pub(crate) op: u32,
+    pub(crate) pipeline: Pipeline,
+    /// By slot.
+    pub(crate) args: Vec<Option<(Place, Access)>>,
+    /// The first word is the number of rows, filled in for every round.
+    pub(crate) constants: Vec<u32>,
+    /// A second word to fill in: where this round's rows begin among all rows.
+    pub(crate) base_at: Option<usize>,
+    pub(crate) extent: Extent,
+}
+
+/// The buffers of one step in flight and where this round's parts lie in them.
+#[derive(Clone, Debug)]
+pub(crate) struct Round<'a> {
+    pub(crate) first: bool,
+    pub(crate) rows: usize,
+    pub(crate) wanted: usize,
+    /// The host wants logits or hidden rows back.
+    pub(crate) copies: bool,
+    pub(crate) base: usize,
+    pub(crate) upload: Buffer,
+    pub(crate) out: Buffer,
+    pub(crate) logits: Buffer,
+    pub(crate) hidden: Buffer,
+    pub(crate) shape: &'a crate::feed::Shape,
+}
+
+impl Round<'_> {
+    fn slice(&self, place: &Place, rows: usize) -> Slice {
+        let row = crate::feed::ROW;
+        let upload = |words: Range<usize>| self.upload.words(words);
+        match place {
+            Place::Fixed(slice) => slice.clone(),
+            Place::Value(buffer, width) => buffer.words(0..rows * width),
+            Place::Rows => upload(self.base * row..(self.base + self.rows) * row),
+            Place::AllRows => upload(self.shape.all_rows()),
+            Place::Wanted if self.first => upload(self.shape.wanted()),
+            Place::Wanted => upload(self.shape.chain_wanted()),
+            Place::Stops => upload(self.shape.stops()),
+            Place::Table(group) => upload(self.shape.tables(*group)),
+            Place::Out => self.out.all(),
+            Place::Logits => self.logits.all(),
+            Place::Hidden => self.hidden.all(),
+        }
+    }
+}
+
+/// Writes commands and the barriers between them.
+#[derive(Debug)]
+pub(crate) struct Writer {
+    tracker: Tracker,
+    barriers: Barriers,
+    /// Barriers that the tracker asked for so far.
+    asked: u64,
+    touches: Vec<Touch>,
+    constants: Vec<u32>,
+}
+
+impl Writer {
+    pub(crate) fn new(barriers: Barriers) -> Writer {
+        Writer {
+            tracker: Tracker::default(),
+            barriers,
+            asked: 0,
+            touches: Vec::new(),
+            constants: Vec::new(),
+        }
+    }
+
+    /// Barriers that the tracker asked for so far.
+    pub(crate) fn asked(&self) -> u64 {
+        self.asked
+    }
+
+    /// Begins a command buffer.
+    pub(crate) fn begin(&mut self) {
+        self.tracker.reset();
+    }
+
+    /// Writes one round of the plan. Returns the number of commands.
+    pub(crate) fn round(
+        &mut self,
+        encoder: &mut Encoder<'_>,
+        commands: &[Command],
+        round: &Round<'_>,
+    ) -> Result<u64> {
+        let mut written = 0;
+        for command in commands {
+            let rows = match command.extent {
+                Extent::Rows => round.rows,
+                Extent::Wanted => round.wanted,
+                Extent::FirstWanted if round.first && round.copies => round.wanted,
+                Extent::FirstWanted => 0,
+            };
+            // A grid of nothing is an error in Metal.
+            if rows > 0 {
+                self.command(encoder, command, round, rows)?;
+                written += 1;
+            }
+        }
+        Ok(written)
+    }
+
+    fn command(
+        &mut self,
+        encoder: &mut Encoder<'_>,
+        command: &Command,
+        round: &Round<'_>,
+        rows: usize,
+    ) -> Result<()> {
+        self.touches.clear();
+        encoder.set_pipeline(command.pipeline);
+        for (slot, arg) in command.args.iter().enumerate() {
+            let Some((place, access)) = arg else { continue };
+            let slice = round.slice(place, rows);
+            self.touches.push(Touch {
+                buffer: slice.buffer.id,
+                bytes: slice.bytes.clone(),
+                access: *access,
+            });
+            encoder.set_buffer(slot, slice, *access);
+        }
+        if self.tracker.before(&self.touches) {
+            let skip = match self.barriers {
+                Barriers::Tracked => false,
+                Barriers::AllBut(n) => n == self.asked,
+                Barriers::None => true,
+            };
+            self.asked += 1;
+            if !skip {
+                encoder.barrier();
+            }
+        }
+        self.constants.clear();
+        self.constants.extend_from_slice(&command.constants);
+        self.constants[0] = rows as u32;
+        if let Some(at) = command.base_at {
+            self.constants[at] = round.base as u32;
+        }
+        encoder.set_constants(&self.constants);
+        encoder.dispatch(command.op)
+    }
+}

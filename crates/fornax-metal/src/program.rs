@@ -1,0 +1,385 @@
+//! A prepared plan at work: one command buffer for a step and the whole chain behind it, one wait
+//! for its results. It knows no kernel.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use fornax_plan::{
+    BlockId, Cmd, Error, Limits, MemoryUse, Op, OpTime, Plan, Program, Progress, Result, RowOut,
+    SeqStep, SlotId, StepOutput, Ticket, TokenOut, Want, sample,
+};
+
+use crate::api::{Buffer, Committed, Device, Queue};
+use crate::device::Journal;
+use crate::encode::{Barriers, Round, Writer};
+use crate::feed::{CHOSEN, Feed, OUT, Shape, UNUSABLE};
+use crate::prepare::{KV_BLOCK, Prepared};
+
+/// Steps that may be under way at once; each has buffers of its own.
+const IN_FLIGHT_MAX: usize = 2;
+
+/// The buffers of one step in flight.
+#[derive(Debug)]
+struct Frame {
+    feed: Feed,
+    upload: Buffer,
+    out: Buffer,
+    logits: Buffer,
+    hidden: Buffer,
+    zeros: Vec<u32>,
+    /// Read back from `out`, `logits`, `hidden`.
+    words: Vec<u32>,
+}
+
+#[derive(Debug)]
+struct Flight {
+    ticket: Ticket,
+    frame: usize,
+    committed: Committed,
+}
+
+#[derive(Debug)]
+pub(crate) struct MetalProgram {
+    device: Device,
+    queue: Queue,
+    plan: Plan,
+    limits: Limits,
+    shape: Shape,
+    prepared: Prepared,
+    writer: Writer,
+    frames: Vec<Frame>,
+    free: Vec<usize>,
+    flights: VecDeque<Flight>,
+    /// By slot: a token is chosen, or will be by a step in flight.
+    known: Vec<bool>,
+    tickets: u32,
+    journal: Arc<Journal>,
+}
+
+impl MetalProgram {
+    #[allow(clippy::too_many_arguments, reason = "one call, from prepare")]
+    pub(crate) fn new(
+        device: Device,
+        plan: &Plan,
+        limits: &Limits,
+        shape: Shape,
+        prepared: Prepared,
+        barriers: Barriers,
+        journal: Arc<Journal>,
+    ) -> MetalProgram {
+        let wanted = limits.wanted as usize;
+        let (vocab, width) = widths(plan);
+        let frame = |_| Frame {
+            feed: Feed::new(&shape, limits),
+            upload: device.buffer(shape.len()),
+            out: device.buffer(shape.out_len()),
+            logits: device.buffer(wanted * vocab),
+            hidden: device.buffer(wanted * width),
+            zeros: vec![0; shape.out_len()],
+            words: Vec::new(),
+        };
+        MetalProgram {
+            queue: device.queue(),
+            frames: (0..IN_FLIGHT_MAX).map(frame).collect(),
+            free: (0..IN_FLIGHT_MAX).collect(),
+            flights: VecDeque::with_capacity(IN_FLIGHT_MAX),
+            known: vec![false; limits.slots as usize],
+            writer: Writer::new(barriers),
+            plan: plan.clone(),
+            limits: limits.clone(),
+            tickets: 0,
+            device,
+            shape,
+            prepared,
+            journal,
+        }
+    }
+
+    /// Writes the step and its chain into one command buffer.
+    fn encode(&mut self, frame: usize) -> Result<crate::api::CommandBuffer> {
+        let MetalProgram { queue, writer, prepared, frames, shape, journal, .. } = self;
+        let frame = &frames[frame];
+        let batch = &frame.feed.batch;
+        let wants_rows = |w: &fornax_plan::Wanted| !matches!(w.want, Want::Token { .. });
+        let mut round = Round {
+            first: true,
+            rows: batch.rows.len(),
+            wanted: batch.wanted.len(),
+            copies: batch.wanted.iter().any(wants_rows),
+            base: 0,
+            upload: frame.upload,
+            out: frame.out,
+            logits: frame.logits,
+            hidden: frame.hidden,
+            shape,
+        };
+        let mut buffer = queue.command_buffer();
+        let mut encoder = buffer.encoder();
+        writer.begin();
+        let before = writer.asked();
+        let mut commands = writer.round(&mut encoder, &prepared.commands, &round)?;
+        round.first = false;
+        round.base = shape.chain_base();
+        (round.rows, round.wanted) = (frame.feed.chain.len(), frame.feed.chain.len());
+        for _ in 1..frame.feed.rounds {
+            commands += writer.round(&mut encoder, &prepared.commands, &round)?;
+        }
+        journal.submissions.fetch_add(1, Relaxed);
+        journal.commands.fetch_add(commands, Relaxed);
+        journal.barriers.fetch_add(writer.asked() - before, Relaxed);
+        Ok(buffer)
+    }
+
+    /// Runs everything that is under way, so that the host may touch the pools.
+    fn drain(&mut self) -> Result<()> {
+        self.flights.iter().try_for_each(|f| f.committed.wait())
+    }
+
+    fn collect(&mut self, frame: usize, out: &mut StepOutput) -> Result<()> {
+        out.clear();
+        let Frame { feed, out: outs, logits, hidden, words, .. } = &mut self.frames[frame];
+        words.resize(self.shape.out_len(), 0);
+        self.device.read(*outs, 0, words);
+        let (first, next) = self.shape.out_counts();
+        let mut token = |seq: u32, at: usize| {
+            let [token, logprob, state, pos] = [0, 1, 2, 3].map(|i| words[at * OUT + i]);
+            if state == UNUSABLE {
+                return Err(Error::malformed(format!(
+                    "sampling: no usable logit at position {pos} (all NaN or -inf)"
+                )));
+            }
+            if state == CHOSEN {
+                out.tokens.push(TokenOut { seq, pos, token, logprob: f32::from_bits(logprob) });
+            }
+            Ok(())
+        };
+        for (ix, wanted) in feed.batch.wanted.iter().enumerate() {
+            if matches!(wanted.want, Want::Token { .. }) {
+                token(feed.batch.rows[wanted.row as usize].seq, ix)?;
+            }
+        }
+        for round in 1..feed.rounds as usize {
+            for (ix, seq) in feed.chain.iter().enumerate() {
+                token(*seq, first + (round - 1) * next + ix)?;
+            }
+        }
+        out.tokens.sort_by_key(|t| (t.seq, t.pos));
+        let (vocab, width) = widths(&self.plan);
+        let mut row = |buffer: Buffer, ix: usize, len: usize, to: &mut Vec<f32>| {
+            words.resize(len, 0);
+            self.device.read(buffer, ix * len, words);
+            to.extend(words.iter().map(|w| f32::from_bits(*w)));
+        };
+        let mut one = Vec::new();
+        for (ix, wanted) in feed.batch.wanted.iter().enumerate() {
+            let at = feed.batch.rows[wanted.row as usize];
+            let at = RowOut { seq: at.seq, pos: at.pos };
+            let lacks = |what: &str| Error::malformed(format!("step: the plan computes no {what}"));
+            match wanted.want {
+                Want::Token { .. } => {}
+                Want::Hidden if width == 0 => return Err(lacks("hidden rows")),
+                Want::Logits | Want::LogprobOf(_) if vocab == 0 => return Err(lacks("logits")),
+                Want::Logits => {
+                    row(*logits, ix, vocab, &mut out.logits);
+                    out.logit_rows.push(at);
+                }
+                Want::LogprobOf(id) => {
+                    one.clear();
+                    row(*logits, ix, vocab, &mut one);
+                    out.logprobs.push((at, sample::logprob_of(&one, id)));
+                }
+                Want::Hidden => {
+                    row(*hidden, ix, width, &mut out.hidden);
+                    out.hidden_rows.push(at);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn flight(&self, ticket: Ticket) -> Result<usize> {
+        self.flights
+            .iter()
+            .position(|f| f.ticket == ticket)
+            .ok_or_else(|| Error::malformed(format!("ticket {} is not under way", ticket.0)))
+    }
+
+    fn known_blocks(&self, group: u32, blocks: &[BlockId], tokens: u32) -> Result<()> {
+        if group as usize >= self.plan.kv.len() {
+            let have = self.plan.kv.len();
+            return Err(Error::malformed(format!("kv group {group}, expected less than {have}")));
+        }
+        if let Some(b) = blocks.iter().find(|b| b.0 >= self.limits.kv_blocks) {
+            let have = self.limits.kv_blocks;
+            return Err(Error::malformed(format!("kv block {}, the pool has {have}", b.0)));
+        }
+        let need = tokens.div_ceil(KV_BLOCK) as usize;
+        if blocks.len() < need {
+            let have = blocks.len();
+            return Err(Error::malformed(format!("kv table of {have} blocks, {need} are needed")));
+        }
+        Ok(())
+    }
+
+    /// The words of every token of a range: layer by layer, keys before values.
+    fn kv_tokens(
+        &self,
+        group: u32,
+        table: &[BlockId],
+        tokens: std::ops::Range<u32>,
+        mut each: impl FnMut(Buffer, usize, usize),
+    ) {
+        let g = &self.plan.kv[group as usize];
+        let widths = [g.heads * g.k_width, g.heads * g.v_width].map(|w| w as usize);
+        for (keys, values) in &self.prepared.pools[group as usize] {
+            for pos in tokens.clone() {
+                let block = table[(pos / KV_BLOCK) as usize].ix();
+                let at = block * KV_BLOCK as usize + (pos % KV_BLOCK) as usize;
+                each(*keys, at * widths[0], widths[0]);
+                each(*values, at * widths[1], widths[1]);
+            }
+        }
+    }
+}
+
+/// Elements of a row of logits and of a hidden row; 0 where the plan hands none out.
+fn widths(plan: &Plan) -> (usize, usize) {
+    let (mut vocab, mut width) = (0, 0);
+    for op in &plan.ops {
+        match op {
+            Op::Logits { out, .. } => vocab = plan.width(*out) as usize,
+            Op::HiddenOut { x } => width = plan.width(*x) as usize,
+            _ => {}
+        }
+    }
+    (vocab, width)
+}
+
+impl Program for MetalProgram {
+    fn submit(&mut self, step: &[SeqStep<'_>]) -> Result<Ticket> {
+        let Some(&frame) = self.free.last() else {
+            return Err(Error::malformed(format!(
+                "step: {IN_FLIGHT_MAX} steps are under way, wait for one of them first"
+            )));
+        };
+        let ticket = self.tickets + 1;
+        let Frame { feed, upload, out, zeros, .. } = &mut self.frames[frame];
+        let known = |slot: SlotId| self.known.get(slot.ix()).copied().unwrap_or(false);
+        feed.fill(step, &self.plan, &self.limits, KV_BLOCK, &self.shape, ticket, known)?;
+        self.device.write(*upload, 0, &feed.words);
+        self.device.write(*out, 0, zeros);
+        let committed = self.encode(frame)?.commit();
+        self.tickets = ticket;
+        for seq in step {
+            let chooses = seq.wants.iter().any(|(_, w)| matches!(w, Want::Token { .. }));
+            self.known[seq.slot.ix()] |= chooses;
+        }
+        self.free.pop();
+        self.flights.push_back(Flight { ticket: Ticket(ticket.into()), frame, committed });
+        Ok(Ticket(ticket.into()))
+    }
+
+    fn poll(&mut self, ticket: &Ticket, out: &mut StepOutput) -> Result<Progress> {
+        // The stand-in has no device that runs by itself: to look is to let it run.
+        let flight = &self.flights[self.flight(*ticket)?];
+        flight.committed.wait()?;
+        let frame = flight.frame;
+        self.collect(frame, out)?;
+        Ok(Progress::Done)
+    }
+
+    fn wait(&mut self, ticket: Ticket, out: &mut StepOutput) -> Result<()> {
+        let at = self.flight(ticket)?;
+        let waited = self.flights[at].committed.wait();
+        self.journal.waits.fetch_add(1, Relaxed);
+        let frame = self.flights[at].frame;
+        self.flights.remove(at);
+        self.free.push(frame);
+        waited?;
+        self.collect(frame, out)
+    }
+
+    fn stop(&mut self, slot: SlotId) {
+        if slot.0 < self.limits.slots {
+            self.device.write(self.prepared.stop, slot.ix(), &[self.tickets]);
+        }
+    }
+
+    fn command(&mut self, command: Cmd<'_>) -> Result<()> {
+        self.drain()?;
+        match command {
+            Cmd::CopyBlock { group, from, to } => {
+                self.known_blocks(group, &[from, to], 0)?;
+                let mut words = Vec::new();
+                self.kv_tokens(group, &[from], 0..KV_BLOCK, |buffer, at, len| {
+                    let start = words.len();
+                    words.resize(start + len, 0);
+                    self.device.read(buffer, at, &mut words[start..]);
+                });
+                let mut from = &words[..];
+                self.kv_tokens(group, &[to], 0..KV_BLOCK, |buffer, at, len| {
+                    self.device.write(buffer, at, &from[..len]);
+                    from = &from[len..];
+                });
+            }
+            Cmd::ReadKv { group, table, tokens, out } => {
+                self.known_blocks(group, table, tokens.end)?;
+                out.clear();
+                let mut words = Vec::new();
+                self.kv_tokens(group, table, tokens, |buffer, at, len| {
+                    words.resize(len, 0);
+                    self.device.read(buffer, at, &mut words);
+                    out.extend(words.iter().map(|w| f32::from_bits(*w)));
+                });
+            }
+            Cmd::WriteKv { group, table, tokens, data } => {
+                self.known_blocks(group, table, tokens.end)?;
+                let mut need = 0;
+                self.kv_tokens(group, table, tokens.clone(), |_, _, len| need += len);
+                if data.len() != need {
+                    let found = data.len();
+                    let what = format!("write kv: {found} elements, expected {need}");
+                    return Err(Error::malformed(what));
+                }
+                let mut data = data;
+                self.kv_tokens(group, table, tokens, |buffer, at, len| {
+                    let words: Vec<u32> = data[..len].iter().map(|v| v.to_bits()).collect();
+                    self.device.write(buffer, at, &words);
+                    data = &data[len..];
+                });
+            }
+            // A plan with states is refused at prepare, so that there are none.
+            Cmd::ReadState { out, .. } => out.clear(),
+            Cmd::WriteState { data: [], .. } => {}
+            Cmd::WriteState { data, .. } => {
+                let found = data.len();
+                return Err(Error::malformed(format!("write state: {found} elements, expected 0")));
+            }
+        }
+        Ok(())
+    }
+
+    fn memory(&self) -> MemoryUse {
+        let pools = self.prepared.pools.iter().flatten();
+        let kv = pools.map(|(k, v)| (k.len_bytes + v.len_bytes) as u64).sum();
+        let step = |f: &Frame| {
+            [f.upload, f.out, f.logits, f.hidden].iter().map(|b| b.len_bytes as u64).sum::<u64>()
+        };
+        let scratch = self.prepared.scratch_bytes + self.frames.iter().map(step).sum::<u64>();
+        MemoryUse { weights: 0, kv, scratch }
+    }
+
+    fn grow_kv(&mut self, _: u32) -> Result<()> {
+        Err(Error::unsupported("metal: this form cannot add KV blocks to a prepared program"))
+    }
+
+    fn profile(&mut self, step: &[SeqStep<'_>], out: &mut StepOutput) -> Result<Vec<OpTime>> {
+        self.drain()?;
+        self.queue.start_times(self.plan.ops.len());
+        let ran = self.submit(step).and_then(|ticket| self.wait(ticket, out));
+        let times = self.queue.take_times();
+        ran?;
+        Ok(OpTime::by_name(&self.plan, &times))
+    }
+}
