@@ -1,10 +1,16 @@
 //! A bounds-checked place in bytes, with errors that say what was being read and where. It must not know
 //! the format beyond how it stores numbers and strings.
 
+use std::fmt::Display;
+
 use crate::Error;
 
 /// What is being read, in words that follow "reading"; made only for a message.
 pub(crate) type Doing<'a> = &'a dyn Fn() -> String;
+
+/// Bytes that header, metadata and tensor table may have together. Vocabularies take some 20 MiB; a file may
+/// be sparse, so that its length alone does not bound what reading it takes.
+const HEAD_LEN_MAX: usize = 256 << 20;
 
 /// Longest key or tensor name in bytes; the specification's bound for keys.
 const NAME_LEN_MAX: u64 = 65_535;
@@ -12,11 +18,15 @@ const NAME_LEN_MAX: u64 = 65_535;
 pub(crate) struct Cursor<'a> {
     bytes: &'a [u8],
     at: usize,
+    /// Whether there are bytes past the bound.
+    bounded: bool,
 }
 
 impl<'a> Cursor<'a> {
-    pub(crate) fn new(bytes: &'a [u8]) -> Cursor<'a> {
-        Cursor { bytes, at: 0 }
+    /// A cursor at the start of a file, for its head.
+    pub(crate) fn new(file: &'a [u8]) -> Cursor<'a> {
+        let bytes = &file[..file.len().min(HEAD_LEN_MAX)];
+        Cursor { bytes, at: 0, bounded: bytes.len() < file.len() }
     }
 
     pub(crate) fn at(&self) -> usize {
@@ -94,12 +104,18 @@ impl<'a> Cursor<'a> {
         Ok(chunks.iter().map(|&chunk| from(chunk)).collect())
     }
 
-    fn cut(&self, needed: u64, doing: Doing<'_>) -> Error {
+    /// The error for `needed` bytes, or something that takes at least as many, where there are fewer.
+    pub(crate) fn cut(&self, needed: impl Display, doing: Doing<'_>) -> Error {
+        let (doing, at, left) = (doing(), self.at, self.left());
+        if self.bounded {
+            return Error::unsupported(format!(
+                "reading {doing} at byte {at}: {needed} bytes needed, but metadata and tensor table may not reach \
+                 past {HEAD_LEN_MAX} bytes; the file is damaged"
+            ));
+        }
         Error::malformed(format!(
-            "reading {} at byte {}: {needed} bytes needed, {} left; the file is cut or damaged, fetch it again",
-            doing(),
-            self.at,
-            self.left()
+            "reading {doing} at byte {at}: {needed} bytes needed, {left} left; the file is cut or damaged, fetch it \
+             again"
         ))
     }
 }

@@ -2,7 +2,8 @@
 
 use std::alloc::{self, Layout};
 use std::fmt;
-use std::fs::File;
+use std::fs::{File, Metadata};
+use std::io;
 use std::ops::Range;
 use std::path::Path;
 use std::ptr::NonNull;
@@ -43,7 +44,10 @@ impl Mapping {
     /// # Errors
     /// `is_io` where it cannot be opened or mapped.
     pub fn open(path: &Path) -> Result<Mapping, Error> {
-        let file = File::open(path).map_err(|e| Error::io("opening", e).in_file(path))?;
+        // A pipe would hold up the opening until somebody writes to it.
+        let opening = |e| Error::io("opening", e).in_file(path);
+        regular(&std::fs::metadata(path).map_err(opening)?).map_err(|e| e.in_file(path))?;
+        let file = File::open(path).map_err(opening)?;
         Mapping::from_file(&file).map_err(|e| e.in_file(path))
     }
 
@@ -53,13 +57,7 @@ impl Mapping {
     /// `is_io` where it cannot be mapped: a folder or a pipe, say.
     pub fn from_file(file: &File) -> Result<Mapping, Error> {
         let meta = file.metadata().map_err(|e| Error::io("asking for the length", e))?;
-        if !meta.is_file() {
-            let kind = if meta.is_dir() { "a folder" } else { "not a regular file" };
-            return Err(Error::io(
-                "mapping into memory",
-                std::io::Error::new(std::io::ErrorKind::InvalidInput, kind),
-            ));
-        }
+        regular(&meta)?;
         if meta.len() == 0 {
             // A mapping of no bytes is refused by the operating system.
             return Ok(Mapping::from_vec(Vec::new()));
@@ -155,6 +153,16 @@ impl Mapping {
         let end = if range.end >= len { len } else { range.end / STEP * STEP };
         start..end.max(start)
     }
+}
+
+/// Refuses what cannot be mapped: folders, pipes, devices.
+fn regular(meta: &Metadata) -> Result<(), Error> {
+    if meta.is_file() {
+        return Ok(());
+    }
+    let kind = if meta.is_dir() { "it is a folder" } else { "it is not a regular file" };
+    let source = io::Error::new(io::ErrorKind::InvalidInput, kind);
+    Err(Error::io("mapping into memory", source))
 }
 
 impl Drop for Pages {

@@ -50,11 +50,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Header, Error> {
     let needed = u128::from(n_tensors) * u128::from(TENSOR_LEN_MIN)
         + u128::from(n_kv) * u128::from(KV_LEN_MIN);
     if needed > cursor.left() as u128 {
-        return Err(Error::malformed(format!(
-            "reading the header: {n_tensors} tensors and {n_kv} metadata keys need at least {needed} bytes, \
-             {} are left; the file is cut or damaged, fetch it again",
-            cursor.left()
-        )));
+        return Err(cursor.cut(needed, &|| format!("{n_kv} metadata keys and {n_tensors} tensors")));
     }
     let metadata = read_metadata(&mut cursor, n_kv)?;
     let alignment = alignment(&metadata)?;
@@ -195,12 +191,8 @@ fn read_array(cursor: &mut Cursor<'_>, depth: u32, doing: Doing<'_>) -> Result<A
     };
     // After this check a count of elements fits memory, as the bytes it needs are there.
     if count > cursor.left() as u64 / len_min {
-        return Err(Error::malformed(format!(
-            "reading {}: an array of {count} elements of at least {len_min} bytes, but {} bytes are left; the \
-             file is cut or damaged, fetch it again",
-            doing(),
-            cursor.left()
-        )));
+        let needed = u128::from(count) * u128::from(len_min);
+        return Err(cursor.cut(needed, &|| format!("{count} elements of {}", doing())));
     }
     let count = count as usize;
     Ok(match type_id {

@@ -44,8 +44,8 @@ fn of_the_header() {
     );
     assert_eq!(
         opening(&header(3, 1 << 56, 0)),
-        "reading the header: 72057594037927936 tensors and 0 metadata keys need at least 1729382256910270464 \
-         bytes, 0 are left; the file is cut or damaged, fetch it again"
+        "reading 0 metadata keys and 72057594037927936 tensors at byte 24: 1729382256910270464 bytes needed, 0 \
+         left; the file is cut or damaged, fetch it again"
     );
 }
 
@@ -53,8 +53,8 @@ fn of_the_header() {
 fn of_metadata() {
     assert_eq!(
         one_key(&kv_array("tokens", t::STRING, 1 << 40, &[])),
-        "reading the value of metadata key \"tokens\": an array of 1099511627776 elements of at least 8 \
-         bytes, but 0 bytes are left; the file is cut or damaged, fetch it again"
+        "reading 1099511627776 elements of the value of metadata key \"tokens\" at byte 54: 8796093022208 \
+         bytes needed, 0 left; the file is cut or damaged, fetch it again"
     );
     assert_eq!(
         one_key(&kv("k", t::BOOL, &[2])),

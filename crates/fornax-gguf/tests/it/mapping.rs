@@ -5,8 +5,8 @@ use std::path::Path;
 
 use fornax_gguf::{Gguf, Mapping};
 
-use crate::bytes::{header, tensor, valid};
-use crate::oracle::Folder;
+use crate::bytes::{header, kv_array, t, tensor, valid};
+use crate::oracle::{Folder, peak_of};
 
 /// Bytes of the mapping of `path` that are in this process's memory, where the system tells (Linux).
 fn resident(path: &Path) -> Option<usize> {
@@ -31,6 +31,21 @@ fn opening_touches_no_weight_page() {
         // The system maps pages around the first, 64 KiB in all.
         let resident = resident(&path).expect("a line of /proc/self/smaps");
         assert!(resident <= 256 * 1024, "{resident} bytes");
+    }
+}
+
+#[test]
+fn a_head_without_end_is_refused() {
+    // The file has the length that its array asks for, and no content there.
+    let folder = Folder::new();
+    for (element, count) in [(t::U8, 1u64 << 33), (t::U64, 1 << 30), (t::STRING, 1 << 30)] {
+        let path = folder
+            .write("sparse.gguf", &[header(3, 0, 1), kv_array("k", element, count, &[])].concat());
+        File::options().write(true).open(&path).unwrap().set_len(1 << 34).unwrap();
+        let (result, peak) = peak_of(|| Gguf::open(&path));
+        let error = result.unwrap_err();
+        assert!(error.is_unsupported() && error.to_string().contains("\"k\""), "{error:?}");
+        assert!(peak < 1 << 20, "{peak} bytes allocated");
     }
 }
 

@@ -194,7 +194,8 @@ fn a_broken_shard_is_named() {
 #[test]
 fn paths_that_are_no_files() {
     let folder = Folder::new();
-    for path in [folder.path(), &folder.path().join("absent.gguf"), Path::new("")] {
+    let device = Path::new("/dev/null");
+    for path in [folder.path(), &folder.path().join("absent.gguf"), Path::new(""), device] {
         let error = Gguf::open(path).unwrap_err();
         assert!(error.is_io(), "{error:?}");
         assert_eq!(error.path(), Some(path));
