@@ -14,7 +14,7 @@ use super::{clock, json, pystr, source};
 use crate::Error;
 
 /// Steps that one rendering may take: a long chat needs thousands, a template that loops for ever all.
-const FUEL: u64 = 50_000_000;
+const FUEL: u64 = 20_000_000;
 /// The variable that holds the guard mark; no template can write a name with a space.
 const MARK: &str = "guard mark";
 /// The variable that holds the time.
@@ -64,6 +64,10 @@ impl Engine {
             }
         });
         environment.add_filter("tojson", tojson);
+        environment.add_filter("default", default);
+        environment.add_filter("d", default);
+        environment.add_filter("trim", trim);
+        environment.add_test("sequence", is_sequence);
         environment.add_function("raise_exception", raise_exception);
         environment.add_function("strftime_now", strftime_now);
         environment
@@ -142,6 +146,37 @@ fn raise_exception(message: &str) -> Result<Value, minijinja::Error> {
 fn strftime_now(state: &State<'_, '_>, format: &str) -> String {
     let time = state.lookup(TIME).and_then(|v| v.as_i64()).unwrap_or_else(clock::now);
     clock::strftime(format, time)
+}
+
+/// `default(value, default_value="", boolean=False)`: also for false values where `boolean`.
+#[expect(clippy::needless_pass_by_value, reason = "the form that minijinja calls filters in")]
+fn default(
+    value: &Value,
+    other: Option<Value>,
+    boolean: Option<bool>,
+    named: Kwargs,
+) -> Result<Value, minijinja::Error> {
+    let other = other.or(named.get("default_value")?).unwrap_or_else(|| Value::from(""));
+    let boolean = boolean.or(named.get("boolean")?).unwrap_or(false);
+    named.assert_all_used()?;
+    Ok(if value.is_undefined() || boolean && !value.is_true() { other } else { value.clone() })
+}
+
+/// `trim(value, chars=None)`
+#[expect(clippy::needless_pass_by_value, reason = "the form that minijinja calls filters in")]
+fn trim(value: &Value, chars: Option<String>, named: Kwargs) -> Result<String, minijinja::Error> {
+    let chars = chars.or(named.get("chars")?);
+    named.assert_all_used()?;
+    let text = value.to_string();
+    Ok(match chars {
+        None => text.trim().to_owned(),
+        Some(chars) => text.trim_matches(|c| chars.contains(c)).to_owned(),
+    })
+}
+
+/// As Jinja has it: whatever has a length and can be indexed, texts and mappings too.
+fn is_sequence(value: &Value) -> bool {
+    matches!(value.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map)
 }
 
 /// `tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`, as `json.dumps`.

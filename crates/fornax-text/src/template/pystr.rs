@@ -75,6 +75,10 @@ fn string_method(text: &str, name: &str, args: &[Value]) -> Result<Option<Value>
             let (part,): (&str,) = from_args(args)?;
             text.rfind(part).map(chars_before).ok_or_else(not_found)?
         }
+        "title" => {
+            let () = from_args(args)?;
+            title(text).into()
+        }
         "isdecimal" => (!text.is_empty() && text.chars().all(|c| c.is_ascii_digit())).into(),
         "swapcase" => text
             .chars()
@@ -105,6 +109,21 @@ fn string_method(text: &str, name: &str, args: &[Value]) -> Result<Option<Value>
         }
         _ => return Ok(None),
     }))
+}
+
+/// Letters after anything without case in upper case, all others in lower case.
+fn title(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut inside = false;
+    for c in text.chars() {
+        if inside {
+            out.extend(c.to_lowercase());
+        } else {
+            out.extend(c.to_uppercase());
+        }
+        inside = c.is_lowercase() || c.is_uppercase();
+    }
+    out
 }
 
 fn texts(parts: &[&str]) -> Value {
