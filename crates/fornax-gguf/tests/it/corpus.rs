@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use fornax_gguf::{GgufWriter, Metadata, TensorType};
+use fornax_gguf::{Gguf, GgufWriter, Metadata, TensorType};
 
 use crate::bytes::{header, kv, kv_array, kv_u32, string, t, tensor, valid, with_data};
 use crate::exercise;
@@ -199,4 +199,22 @@ fn mutated_blocks_are_decoded() {
         mutate(&mut bytes, &mut random);
         bounded(&format!("seed {seed}"), || exercise::blocks(&bytes));
     }
+}
+
+#[test]
+fn every_test_model_opens_and_decodes() {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models");
+    let mut n = 0;
+    for folder in std::fs::read_dir(models).unwrap() {
+        let path = folder.unwrap().path().join("model.gguf");
+        let bytes = std::fs::read(&path).unwrap();
+        assert!(exercise::open(&bytes), "{}", path.display());
+        let whole = Gguf::open(&path).unwrap();
+        assert_eq!(whole.version(), 3, "{}", path.display());
+        assert!(whole.metadata().require_str("general.architecture").is_ok(), "{}", path.display());
+        // Cut within the data: refused, whatever the file.
+        assert!(!exercise::open(&bytes[..bytes.len() - 4096]), "{}", path.display());
+        n += 1;
+    }
+    assert!(n >= 10, "{n} models");
 }
