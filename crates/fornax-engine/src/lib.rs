@@ -32,6 +32,7 @@
 pub mod arch;
 mod error;
 mod model;
+pub mod sampler;
 mod session;
 
 pub use error::{Error, Result};

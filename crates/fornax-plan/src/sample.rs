@@ -161,9 +161,7 @@ pub fn choose(
     pos: u32,
     scratch: &mut Scratch,
 ) -> Result<TokenId> {
-    if params.penalises() {
-        penalise(logits, params, history, &mut scratch.recent);
-    }
+    penalise(logits, params, history, scratch);
     let best = argmax(logits).ok_or_else(|| {
         Error::malformed(format!("sampling: no usable logit at position {pos} (all NaN or -inf)"))
     })?;
@@ -239,12 +237,17 @@ fn keep_top(logits: &[f32], max: f32, params: &SampleParams, kept: &mut Vec<(f32
     }
 }
 
-fn penalise(
+/// Applies the repetition, frequency and presence penalties to a row of logits.
+pub fn penalise(
     logits: &mut [f32],
     params: &SampleParams,
     history: &[TokenId],
-    recent: &mut Vec<TokenId>,
+    scratch: &mut Scratch,
 ) {
+    if !params.penalises() {
+        return;
+    }
+    let recent = &mut scratch.recent;
     let from = history.len().saturating_sub(params.penalty_window as usize);
     recent.clear();
     recent.extend(history[from..].iter().filter(|id| (**id as usize) < logits.len()));
@@ -339,7 +342,7 @@ mod tests {
                 presence_penalty: p,
                 ..SampleParams::default()
             };
-            penalise(&mut x, &params, &[0, 0, 1, 77], &mut Vec::new());
+            penalise(&mut x, &params, &[0, 0, 1, 77], &mut Scratch::default());
             x
         };
         assert_eq!(run(1.5, 0.0, 0.0), [2.0 / 1.5, -1.5, 0.5]);

@@ -379,6 +379,11 @@ impl<'a> Builder<'a> {
     fn signature(&self, start: usize, end: usize) -> String {
         let mut s = String::new();
         for op in &self.plan.ops[start..end] {
+            let mut op = op.clone();
+            // Which layer of its group a cache belongs to is what a loop over layers counts.
+            if let Op::KvWrite { kv, .. } | Op::Attention { kv, .. } = &mut op {
+                kv.layer = 0;
+            }
             s += op.name();
             s += &op.constants();
             for w in op.weights() {
