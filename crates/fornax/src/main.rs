@@ -2,9 +2,14 @@
 //! The only crate that links providers; what a command does lives in `cmd`, what a model is elsewhere.
 #![forbid(unsafe_code)]
 
+mod answer;
 mod cmd;
 mod convert;
+mod devices;
 mod flags;
+mod lane;
+mod machine;
+mod model;
 mod output;
 mod store;
 mod synth;

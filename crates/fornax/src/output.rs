@@ -71,11 +71,11 @@ fn say(line: &str) {
     let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
-/// All of stdin as text; bytes that are no UTF-8 become U+FFFD, one for each maximal subpart.
+/// All of stdin.
 ///
 /// # Errors
 /// When stdin is a terminal (`what` names what was left out) or cannot be read.
-pub(crate) fn stdin_text(what: &str) -> Result<String> {
+pub(crate) fn stdin_bytes(what: &str) -> Result<Vec<u8>> {
     let mut input = io::stdin().lock();
     if input.is_terminal() {
         let advice = format!("no {what} was given: put it on the command line or pipe it in");
@@ -83,8 +83,13 @@ pub(crate) fn stdin_text(what: &str) -> Result<String> {
     }
     let mut bytes = Vec::new();
     io::Read::read_to_end(&mut input, &mut bytes).context("could not read standard input")?;
-    Ok(match String::from_utf8_lossy(&bytes) {
-        std::borrow::Cow::Borrowed(text) => text.to_owned(),
-        std::borrow::Cow::Owned(text) => text,
-    })
+    Ok(bytes)
+}
+
+/// All of stdin as text; bytes that are no UTF-8 become U+FFFD, one for each maximal subpart.
+///
+/// # Errors
+/// As [`stdin_bytes`].
+pub(crate) fn stdin_text(what: &str) -> Result<String> {
+    Ok(String::from_utf8_lossy(&stdin_bytes(what)?).into_owned())
 }

@@ -189,8 +189,16 @@ fn json(value: &Value) -> serde_json::Value {
         Value::Array(array) => array_json(array, ELEMENTS_JSON).into(),
         number => match number.as_integer() {
             Some(i) => integer(i),
-            None => number.as_float().into(),
+            None => float(number),
         },
+    }
+}
+
+/// An f32 in its own shortest digits, not in those of the f64 next to it.
+fn float(number: &Value) -> serde_json::Value {
+    match number {
+        Value::F32(v) => v.to_string().parse::<f64>().ok().into(),
+        other => other.as_float().into(),
     }
 }
 

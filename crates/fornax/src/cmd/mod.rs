@@ -1,10 +1,18 @@
 //! The commands, one file each, and which of them was asked for.
 //! A command takes the resolved configuration and its own flags; it never reads the environment.
 
+mod bench;
+mod chat;
+mod devices;
 mod inspect;
+mod logits;
 mod pull;
 mod quantize;
+mod run;
+mod start;
 mod synth;
+mod tokens;
+mod verify;
 
 use std::ffi::OsString;
 use std::fs;
@@ -15,6 +23,7 @@ use clap::CommandFactory;
 
 use crate::flags::high::Config;
 use crate::flags::low::{Cli, Command};
+use crate::lane::Lane;
 use crate::output;
 
 /// The command line was at fault: exit code 2, as for clap's own errors.
@@ -52,16 +61,15 @@ pub(crate) fn dispatch(config: &Config, command: Command) -> Result<()> {
         Command::Inspect(flags) => inspect::inspect(config, &flags),
         Command::Quantize(flags) => quantize::quantize(config, &flags),
         Command::Synth(flags) => synth::synth(config, &flags),
-        Command::Run(flags) => not_yet(config, flags.model.model.as_deref().unwrap_or_default()),
-        Command::Tokenize(flags) => not_yet(config, &flags.model.model),
-        Command::Logits(flags) => not_yet(config, &flags.model.model),
-        _ => anyhow::bail!("this command is not there yet"),
+        Command::Run(flags) => run::run(config, &flags),
+        Command::Chat(flags) => chat::chat(config, &flags),
+        Command::Bench(flags) => bench::bench(config, &flags),
+        Command::Logits(flags) => logits::logits(config, &flags),
+        Command::Tokenize(flags) => tokens::tokenize(config, &flags),
+        Command::Detokenize(flags) => tokens::detokenize(config, &flags),
+        Command::Verify(flags) => verify::verify(config, &flags),
+        Command::Devices(flags) => devices::devices(config, &flags),
     }
-}
-
-fn not_yet(config: &Config, model: &str) -> Result<()> {
-    let file = crate::store::Store::open(config)?.file(model)?;
-    anyhow::bail!("this command cannot read {} yet", file.display())
 }
 
 /// What is wrong with the command line, from what a parser said.
@@ -78,7 +86,26 @@ fn whole_file(path: &Path, write: impl FnOnce(&Path) -> Result<()>) -> Result<()
     written.inspect_err(|_| drop(fs::remove_file(&part)))
 }
 
-/// Cores that this process may use.
-fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
+/// The table of `--profile`, on stderr.
+fn profile(config: &Config, lane: &Lane) {
+    let times = lane.profile();
+    let all: f64 = times.iter().map(|t| t.seconds).sum();
+    if times.is_empty() {
+        return;
+    }
+    output::note(
+        config,
+        &format!("{:<14} {:>8} {:>10} {:>8} {:>6}", "op", "calls", "ms", "GB/s", "share"),
+    );
+    for t in times {
+        let line = format!(
+            "{:<14} {:>8} {:>10.2} {:>8.2} {:>5.1}%",
+            t.name,
+            t.calls,
+            t.seconds * 1e3,
+            t.bytes as f64 / t.seconds.max(1e-12) / 1e9,
+            100.0 * t.seconds / all.max(1e-12)
+        );
+        output::note(config, &line);
+    }
 }

@@ -12,8 +12,8 @@ use super::pull::size;
 use crate::convert;
 use crate::flags::high::Config;
 use crate::flags::low::Quantize;
-use crate::output;
 use crate::store::Store;
+use crate::{machine, output};
 
 /// Weights that one thread converts between two writes.
 const SLAB: usize = 1 << 20;
@@ -36,7 +36,7 @@ pub(crate) fn quantize(config: &Config, flags: &Quantize) -> Result<()> {
     };
     let input = Store::open(config)?.file(&flags.input)?;
     let gguf = Gguf::open(&input)?;
-    let threads = config.threads.unwrap_or_else(super::cores);
+    let threads = config.threads.unwrap_or_else(machine::cores);
     super::whole_file(&flags.output, |part| write(config, &gguf, to, threads, part))
         .with_context(|| format!("could not write {}", flags.output.display()))?;
     let bytes = fs::metadata(&flags.output)?.len();

@@ -16,7 +16,8 @@ pub(crate) struct Config {
     /// `None`: the device decides.
     pub(crate) threads: Option<usize>,
     pub(crate) cpu_isa: Option<String>,
-    pub(crate) kv: KvName,
+    /// `None`: the device's own.
+    pub(crate) kv: Option<KvName>,
     pub(crate) profile: bool,
     pub(crate) volume: Volume,
     /// Whether stderr can redraw a line.

@@ -30,9 +30,9 @@ pub(crate) struct Shared {
     #[arg(long, global = true, value_name = "TIER", env = "FORNAX_CPU_ISA")]
     #[arg(hide_env_values = true)]
     pub(crate) cpu_isa: Option<String>,
-    /// How keys and values are stored
-    #[arg(long, value_enum, default_value = "f16", global = true, value_name = "TYPE")]
-    pub(crate) kv_type: KvName,
+    /// How keys and values are stored [default: f16, in the reference f32]
+    #[arg(long, value_enum, global = true, value_name = "TYPE")]
+    pub(crate) kv_type: Option<KvName>,
     /// Print calls, time, GB/s and share of every kind of operation to stderr
     #[arg(long, global = true)]
     pub(crate) profile: bool,
@@ -162,6 +162,13 @@ pub(crate) struct Sampling {
     pub(crate) seed: Option<u64>,
 }
 
+impl Default for Sampling {
+    /// What the flags say where nobody typed any.
+    fn default() -> Sampling {
+        Sampling { temp: 0.8, top_k: 40, top_p: 0.95, min_p: 0.05, seed: None }
+    }
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct Chat {
     #[command(flatten)]
@@ -218,7 +225,7 @@ pub(crate) struct Tokenize {
     /// Take the names of special tokens in the text as ordinary characters
     #[arg(long)]
     pub(crate) no_special: bool,
-    /// Put the begin-of-text token first
+    /// Begin as the model wants a text to begin: with its begin-of-text token, if it has one
     #[arg(long)]
     pub(crate) bos: bool,
     /// Print one JSON object
@@ -396,6 +403,13 @@ mod tests {
         let cli = Cli::try_parse_from(["fornax", "run", "hi", "--temp", "0.7"]).unwrap();
         let Command::Run(run) = cli.command else { panic!("not run") };
         assert_eq!(run.sampling.temp, 0.7);
+    }
+
+    #[test]
+    fn sampling_of_a_chat_is_that_of_a_run() {
+        let cli = Cli::try_parse_from(["fornax", "run", "hi"]).unwrap();
+        let Command::Run(run) = cli.command else { panic!("not run") };
+        assert_eq!(format!("{:?}", run.sampling), format!("{:?}", Sampling::default()));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 mod cli;
 mod files;
+mod generate;
 mod hub;
 mod program;
 mod pull;
