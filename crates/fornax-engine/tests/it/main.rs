@@ -3,4 +3,5 @@
 
 mod fixture;
 mod golden;
+mod hostile;
 mod snapshot;
