@@ -32,6 +32,7 @@
 pub mod arch;
 mod error;
 mod model;
+mod perplexity;
 pub mod sampler;
 mod session;
 
@@ -39,4 +40,5 @@ pub use error::{Error, Result};
 pub use fornax_plan::SampleParams;
 pub use fornax_text::StreamDecoder;
 pub use model::Model;
+pub use perplexity::{Perplexity, perplexity};
 pub use session::{Event, Finish, Request, Session, SessionOptions};

@@ -4,7 +4,7 @@
 use std::ops::ControlFlow;
 
 use fornax_plan::{
-    ActMode, BlockId, Device, KvType, Limits, MemoryUse, OpTime, Plan, Program, SampleParams,
+    ActMode, BlockId, Cmd, Device, KvType, Limits, MemoryUse, OpTime, Plan, Program, SampleParams,
     SeqStep, SlotId, StepOutput, TokenId, Tokens, Want,
 };
 
@@ -215,6 +215,53 @@ impl Session {
             rows.extend_from_slice(&self.out.logits);
         }
         Ok(rows)
+    }
+
+    /// Computes keys and values of a sequence without asking for anything, reusing what is held.
+    ///
+    /// # Errors
+    /// As [`Session::generate`].
+    pub fn prefill(&mut self, tokens: &[TokenId]) -> Result<()> {
+        self.check(tokens)?;
+        let cached = self.reuse(tokens);
+        for (_, part) in chunks(&tokens[cached..], self.chunk as usize) {
+            self.step(Tokens::Host(part), &[], None)?;
+            self.held.extend_from_slice(part);
+        }
+        Ok(())
+    }
+
+    /// Copies the whole sequence to a session of the same plan on another device, which goes on
+    /// from there.
+    ///
+    /// # Errors
+    /// `is_request` where the other session's context is too small or its plan another,
+    /// `is_unsupported` where a device cannot hand over.
+    pub fn hand_over(&mut self, to: &mut Session) -> Result<()> {
+        let n = self.held.len() as u32;
+        if n > to.context || self.groups != to.groups || self.vocab != to.vocab {
+            return Err(Error::request(format!(
+                "handing over: {n} tokens to a session with room for {} (KV groups {} and {})",
+                to.context, self.groups, to.groups
+            )));
+        }
+        let mut data = Vec::new();
+        for group in 0..self.groups as u32 {
+            let tokens = 0..n;
+            self.program.command(Cmd::ReadKv {
+                group,
+                table: &self.table,
+                tokens: tokens.clone(),
+                out: &mut data,
+            })?;
+            to.program.command(Cmd::WriteKv { group, table: &to.table, tokens, data: &data })?;
+        }
+        if self.stateful {
+            self.program.command(Cmd::ReadState { slot: SlotId(0), out: &mut data })?;
+            to.program.command(Cmd::WriteState { slot: SlotId(0), data: &data })?;
+        }
+        to.held.clone_from(&self.held);
+        Ok(())
     }
 
     /// Log-probability (natural) of every token given those before it, from the second on.

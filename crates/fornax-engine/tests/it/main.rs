@@ -4,4 +4,5 @@
 mod fixture;
 mod golden;
 mod hostile;
+mod sessions;
 mod snapshot;
