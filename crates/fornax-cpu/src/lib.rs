@@ -1,5 +1,30 @@
-//! Placeholder.
+//! The CPU provider: instruction tiers, a resident thread pool, packed matrices and a paged KV
+//! cache. It knows plans and block formats, but no model family, no file and no other provider.
+//!
+//! Order of reading: [`CpuDevice`] prepares a plan; `stages` cuts it at barriers and `compile`
+//! resolves every address; `run` is what each thread of the `pool` does in a round; `matrix` and
+//! `ops` are the arithmetic.
+//!
+//! The numbers of a row depend on that row alone: not on the tier, the number of threads, the
+//! rows beside it or how its sequence was cut into steps.
 
+mod compile;
+mod device;
 pub mod isa;
+mod kv;
 #[allow(dead_code, reason = "its callers are being written")]
 mod matrix;
+mod moe;
+mod ops;
+mod pool;
+mod program;
+mod run;
+mod stages;
+mod stream;
+mod topology;
+
+pub use device::{CpuDevice, CpuOptions};
+pub use isa::Isa;
+#[doc(hidden)]
+pub use matrix::measure;
+pub use topology::last_level_cache;

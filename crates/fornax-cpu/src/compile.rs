@@ -1,0 +1,469 @@
+//! Stages with everything resolved: addresses of values, packed matrices, small weights as f32.
+//! It knows the plan and the buffers; it runs nothing.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use fornax_gguf::TensorType;
+use fornax_plan::{
+    Activation, Gating, KvRef, Linear, Op, Plan, Result, RopePairs, RowSpace, ValueId, WeightId,
+    WeightRef,
+};
+
+use crate::matrix::Matrix;
+use crate::stages::{Group, space};
+
+/// Bytes of weights that one claimed piece of work should read at least: a claim costs a cache
+/// line changing hands.
+const PIECE_BYTES: usize = 32 << 10;
+/// Tiles of one piece, at most; bounds the thread's room for a gated pair.
+pub(crate) const PIECE_TILES: usize = 8;
+
+/// Rows of f32 (or u32) at an address.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rows {
+    pub(crate) at: *mut f32,
+    pub(crate) width: usize,
+}
+
+// SAFETY: an address and a width; whoever reads or writes through it answers for the races.
+unsafe impl Send for Rows {}
+// SAFETY: as above.
+unsafe impl Sync for Rows {}
+
+impl Rows {
+    /// # Safety
+    /// The row exists and nobody writes it meanwhile.
+    pub(crate) unsafe fn row<'a>(self, row: usize) -> &'a [f32] {
+        // SAFETY: the caller's word.
+        unsafe { std::slice::from_raw_parts(self.ptr(row), self.width) }
+    }
+
+    /// # Safety
+    /// The row exists and nobody else reads or writes it meanwhile.
+    pub(crate) unsafe fn row_mut<'a>(self, row: usize) -> &'a mut [f32] {
+        // SAFETY: the caller's word.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr(row), self.width) }
+    }
+
+    pub(crate) fn ptr(self, row: usize) -> *mut f32 {
+        self.at.wrapping_add(row * self.width)
+    }
+}
+
+/// A value as an op of a chain sees it: in its buffer, and where the chain makes it, also in a
+/// slot of each thread's own.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wire {
+    pub(crate) rows: Rows,
+    pub(crate) slot: Option<usize>,
+}
+
+/// A row-wise op.
+pub(crate) enum RowOp {
+    Embed { table: Table, scale: f32, out: Wire },
+    Norm { x: Wire, weight: Arc<[f32]>, eps: f32, residual: Option<Wire>, out: Wire },
+    Select { x: Rows, out: Wire },
+    Route { scores: Rows, gating: Gating, ids: Wire, weights: Wire },
+}
+
+/// The embedding table: packed where the head is tied to it, else as the file has it.
+pub(crate) enum Table {
+    Packed(Arc<Matrix>),
+    File(WeightRef),
+}
+
+/// A matrix with its bias.
+#[derive(Clone)]
+pub(crate) struct Affine {
+    pub(crate) matrix: Arc<Matrix>,
+    /// One for each output, experts one after the other.
+    pub(crate) bias: Option<Arc<[f32]>>,
+}
+
+/// One matrix of a stage.
+pub(crate) struct Part {
+    pub(crate) affine: Affine,
+    pub(crate) out: Rows,
+    pub(crate) residual: Option<Rows>,
+}
+
+/// What follows the product.
+pub(crate) enum Finish {
+    Plain,
+    Gate { up: Affine, act: Activation },
+    Logits { scale: f32, cap: f32 },
+}
+
+/// Products with rows of one value, cut into pieces.
+pub(crate) struct Tiles {
+    pub(crate) x: Wire,
+    pub(crate) parts: Vec<Part>,
+    pub(crate) finish: Finish,
+    /// Part and tiles of it.
+    pub(crate) pieces: Vec<(usize, Range<usize>)>,
+    pub(crate) q8: bool,
+}
+
+/// Head norms and rotation.
+pub(crate) struct Rotate {
+    pub(crate) q: Rows,
+    pub(crate) k: Rows,
+    pub(crate) q_out: Rows,
+    pub(crate) k_out: Rows,
+    pub(crate) q_norm: Option<Arc<[f32]>>,
+    pub(crate) k_norm: Option<Arc<[f32]>>,
+    pub(crate) eps: f32,
+    /// Where the row's angles start, and how many; which elements pair up.
+    pub(crate) angles: Option<(Range<usize>, RopePairs)>,
+    pub(crate) dim: usize,
+}
+
+/// A write to the cache.
+pub(crate) struct Write {
+    pub(crate) k: Rows,
+    pub(crate) v: Rows,
+    pub(crate) kv: KvRef,
+}
+
+/// Attention over the cache.
+pub(crate) struct Look {
+    pub(crate) q: Rows,
+    pub(crate) kv: KvRef,
+    pub(crate) heads: usize,
+    pub(crate) window: usize,
+    pub(crate) scale: f32,
+    pub(crate) cap: f32,
+    pub(crate) sinks: Option<Arc<[f32]>>,
+    pub(crate) out: Rows,
+}
+
+/// A mixture's MLPs.
+pub(crate) struct Moe {
+    pub(crate) x: Rows,
+    pub(crate) ids: Rows,
+    pub(crate) weights: Rows,
+    pub(crate) gate: Affine,
+    pub(crate) up: Affine,
+    pub(crate) down: Affine,
+    pub(crate) act: Activation,
+    pub(crate) residual: Option<Rows>,
+    pub(crate) out: Rows,
+    /// Tiles of a piece of gate and up, and of down.
+    pub(crate) gate_tiles: usize,
+    pub(crate) down_tiles: usize,
+}
+
+/// A gated short convolution.
+pub(crate) struct Conv {
+    pub(crate) x: Rows,
+    pub(crate) kernel: Arc<[f32]>,
+    pub(crate) taps: usize,
+    /// Elements of the state before this one, and its length.
+    pub(crate) state: Range<usize>,
+    pub(crate) out: Rows,
+}
+
+/// The wide op of a stage.
+pub(crate) enum Wide {
+    None,
+    Tiles(Tiles),
+    Heads { rotate: Option<Rotate>, write: Option<Write>, look: Option<Look> },
+    Moe(Moe),
+    Conv(Conv),
+}
+
+/// What runs between two barriers.
+pub(crate) struct Stage {
+    /// Names of its ops, joined.
+    pub(crate) name: String,
+    /// Weight bytes that one row reads.
+    pub(crate) bytes: u64,
+    pub(crate) space: RowSpace,
+    pub(crate) chain: Vec<RowOp>,
+    pub(crate) wide: Wide,
+}
+
+/// The weights of a plan as this device keeps them.
+#[derive(Default)]
+pub(crate) struct Weights {
+    matrices: HashMap<Key, Arc<Matrix>>,
+    vectors: HashMap<WeightId, Arc<[f32]>>,
+}
+
+/// The map's address, offset, type and shape: two weights with the same key are the same bytes (a
+/// tied embedding). The plan keeps the maps alive.
+type Key = (usize, usize, TensorType, u32, u32, u32);
+
+fn key(w: &WeightRef) -> Key {
+    (Arc::as_ptr(&w.data).addr(), w.offset, w.ty, w.experts, w.rows, w.cols)
+}
+
+impl Weights {
+    /// Packs every matrix of the plan and lets the map's pages of what was copied go.
+    pub(crate) fn pack(plan: &Plan, threads: usize) -> Result<Weights> {
+        let mut all = Weights::default();
+        for op in &plan.ops {
+            for linear in op.linears().iter() {
+                let w = &plan.weights[linear.weight.ix()];
+                if all.matrices.contains_key(&key(w)) {
+                    continue;
+                }
+                let matrix = Matrix::pack(w, threads)?;
+                if matrix.copied() {
+                    w.data.release(w.offset..w.offset + w.len_bytes());
+                }
+                all.matrices.insert(key(w), Arc::new(matrix));
+            }
+        }
+        Ok(all)
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        let matrices: usize = self.matrices.values().map(|m| m.bytes()).sum();
+        let vectors: usize = self.vectors.values().map(|v| 4 * v.len()).sum();
+        (matrices + vectors) as u64
+    }
+}
+
+/// Turns groups of ops into stages.
+pub(crate) struct Compiler<'a> {
+    pub(crate) plan: &'a Plan,
+    pub(crate) weights: &'a mut Weights,
+    /// Where every value lives.
+    pub(crate) places: Vec<Option<Rows>>,
+    /// Scores of routers.
+    pub(crate) scores: *mut f32,
+    /// Where each rotary table's angles start in a row of them.
+    pub(crate) angles: Vec<Range<usize>>,
+    pub(crate) threads: usize,
+}
+
+impl Compiler<'_> {
+    pub(crate) fn stage(&mut self, group: &Group) -> Stage {
+        let plan = self.plan;
+        let mut made: Vec<ValueId> = Vec::new();
+        let mut chain = Vec::new();
+        if let Some(Op::MoeRoute { router, gating, ids, weights, .. }) =
+            group.route.map(|o| &plan.ops[o])
+        {
+            made.extend([*ids, *weights]);
+            chain.push(RowOp::Route {
+                scores: self.scores_of(*router),
+                gating: *gating,
+                ids: self.wire(*ids, &made),
+                weights: self.wire(*weights, &made),
+            });
+        }
+        for op in &group.chain {
+            let op = &plan.ops[*op];
+            made.extend(op.outputs().iter());
+            chain.push(self.row_op(op, &made));
+        }
+        let wide = match group.wide.first().map(|o| &plan.ops[*o]) {
+            None => Wide::None,
+            Some(Op::MoeMlp { .. }) => self.moe(&plan.ops[group.wide[0]]),
+            Some(Op::ShortConv { .. }) => self.conv(&plan.ops[group.wide[0]]),
+            Some(Op::QkNormRope { .. } | Op::KvWrite { .. } | Op::Attention { .. }) => {
+                self.heads(group)
+            }
+            Some(op) => Wide::Tiles(self.tiles(op, &made)),
+        };
+        let ops = || group.ops().map(|o| &plan.ops[o]);
+        let names: Vec<&str> = ops().map(Op::name).collect();
+        let rows_of = ops().next().or(group.route.map(|o| &plan.ops[o]));
+        Stage {
+            name: if names.is_empty() { "moe_route".into() } else { names.join("+") },
+            bytes: ops().map(|op| plan.op_bytes_per_token(op)).sum(),
+            space: rows_of.map_or(RowSpace::Tokens, |op| space(plan, op)),
+            chain,
+            wide,
+        }
+    }
+
+    fn rows(&self, value: ValueId) -> Rows {
+        self.places[value.ix()].expect("invariant: every value that an op touches has a buffer")
+    }
+
+    fn wire(&self, value: ValueId, made: &[ValueId]) -> Wire {
+        Wire { rows: self.rows(value), slot: made.iter().position(|v| *v == value) }
+    }
+
+    fn scores_of(&self, router: Linear) -> Rows {
+        Rows { at: self.scores, width: self.plan.weights[router.weight.ix()].rows as usize }
+    }
+
+    fn vector(&mut self, id: WeightId) -> Arc<[f32]> {
+        let plan = self.plan;
+        let make = || Arc::from(plan.weight_f32(id));
+        Arc::clone(self.weights.vectors.entry(id).or_insert_with(make))
+    }
+
+    fn affine(&mut self, linear: Linear) -> Affine {
+        let w = &self.plan.weights[linear.weight.ix()];
+        let matrix = Arc::clone(&self.weights.matrices[&key(w)]);
+        Affine { matrix, bias: linear.bias.map(|b| self.vector(b)) }
+    }
+
+    fn row_op(&mut self, op: &Op, made: &[ValueId]) -> RowOp {
+        match *op {
+            Op::Embed { table, scale, out } => {
+                let w = &self.plan.weights[table.ix()];
+                let table = match self.weights.matrices.get(&key(w)) {
+                    Some(matrix) => Table::Packed(Arc::clone(matrix)),
+                    None => Table::File(w.clone()),
+                };
+                RowOp::Embed { table, scale, out: self.wire(out, made) }
+            }
+            Op::RmsNorm { x, weight, eps, residual, out } => RowOp::Norm {
+                x: self.wire(x, made),
+                weight: self.vector(weight),
+                eps,
+                residual: residual.map(|r| self.wire(r, made)),
+                out: self.wire(out, made),
+            },
+            Op::SelectRows { x, out } => {
+                RowOp::Select { x: self.rows(x), out: self.wire(out, made) }
+            }
+            _ => unreachable!("not a row-wise op"),
+        }
+    }
+
+    fn tiles(&mut self, op: &Op, made: &[ValueId]) -> Tiles {
+        let mut parts = Vec::new();
+        let mut finish = Finish::Plain;
+        let mut part = |this: &mut Self, linear, out, residual: Option<ValueId>| {
+            let residual = residual.map(|r| this.rows(r));
+            parts.push(Part { affine: this.affine(linear), out, residual });
+        };
+        let x = match *op {
+            Op::MatMul { x, linear, residual, out } => {
+                part(self, linear, self.rows(out), residual);
+                x
+            }
+            Op::Qkv { x, q, k, v, q_out, k_out, v_out } => {
+                for (linear, out) in [(q, q_out), (k, k_out), (v, v_out)] {
+                    part(self, linear, self.rows(out), None);
+                }
+                x
+            }
+            Op::GatedMlp { x, gate, up, act, out } => {
+                part(self, gate, self.rows(out), None);
+                finish = Finish::Gate { up: self.affine(up), act };
+                x
+            }
+            Op::Logits { x, linear, scale, softcap, out } => {
+                part(self, linear, self.rows(out), None);
+                finish = Finish::Logits { scale, cap: softcap.unwrap_or(0.0) };
+                x
+            }
+            Op::MoeRoute { x, router, .. } => {
+                part(self, router, self.scores_of(router), None);
+                x
+            }
+            _ => unreachable!("not a product"),
+        };
+        let up = match &finish {
+            Finish::Gate { up, .. } => Some(&*up.matrix),
+            _ => None,
+        };
+        let all = || parts.iter().map(|p| &*p.affine.matrix).chain(up);
+        let q8 = all().any(Matrix::takes_q8);
+        let total: usize = parts.iter().map(|p| p.affine.matrix.tiles()).sum();
+        let mut pieces = Vec::new();
+        for (ix, p) in parts.iter().enumerate() {
+            let matrix = &p.affine.matrix;
+            let bytes = matrix.tile_bytes() + up.map_or(0, Matrix::tile_bytes);
+            let step = piece_tiles(total, bytes, self.threads);
+            let cut = (0..matrix.tiles()).step_by(step);
+            pieces.extend(cut.map(|t| (ix, t..(t + step).min(matrix.tiles()))));
+        }
+        Tiles { x: self.wire(x, made), parts, finish, pieces, q8 }
+    }
+
+    fn heads(&mut self, group: &Group) -> Wide {
+        let (mut rotate, mut write, mut look) = (None, None, None);
+        for op in &group.wide {
+            match self.plan.ops[*op] {
+                Op::QkNormRope { q, k, q_norm, k_norm, eps, rope, dim, q_out, k_out } => {
+                    let pairs = |r: fornax_plan::RopeId| self.plan.ropes[r.ix()].pairs;
+                    let angles = rope.map(|r| (self.angles[r.ix()].clone(), pairs(r)));
+                    rotate = Some(Rotate {
+                        q: self.rows(q),
+                        k: self.rows(k),
+                        q_out: self.rows(q_out),
+                        k_out: self.rows(k_out),
+                        q_norm: q_norm.map(|w| self.vector(w)),
+                        k_norm: k_norm.map(|w| self.vector(w)),
+                        eps,
+                        angles,
+                        dim: dim as usize,
+                    });
+                }
+                Op::KvWrite { k, v, kv } => {
+                    write = Some(Write { k: self.rows(k), v: self.rows(v), kv });
+                }
+                Op::Attention { q, kv, heads, scale, softcap, sinks, out } => {
+                    let window = self.plan.kv[kv.group as usize].window;
+                    look = Some(Look {
+                        q: self.rows(q),
+                        kv,
+                        heads: heads as usize,
+                        window: window.map_or(usize::MAX, |w| w as usize),
+                        scale,
+                        cap: softcap.unwrap_or(0.0),
+                        sinks: sinks.map(|w| self.vector(w)),
+                        out: self.rows(out),
+                    });
+                }
+                _ => unreachable!("not an op of attention"),
+            }
+        }
+        Wide::Heads { rotate, write, look }
+    }
+
+    fn moe(&mut self, op: &Op) -> Wide {
+        let Op::MoeMlp { x, ids, weights, gate, up, down, act, residual, out } = *op else {
+            unreachable!("not a mixture")
+        };
+        let (gate, up, down) = (self.affine(gate), self.affine(up), self.affine(down));
+        let step = |m: &Matrix, bytes| piece_tiles(m.tiles(), bytes, self.threads);
+        let gate_bytes = gate.matrix.tile_bytes() + up.matrix.tile_bytes();
+        Wide::Moe(Moe {
+            x: self.rows(x),
+            ids: self.rows(ids),
+            weights: self.rows(weights),
+            gate_tiles: step(&gate.matrix, gate_bytes),
+            down_tiles: step(&down.matrix, down.matrix.tile_bytes()),
+            gate,
+            up,
+            down,
+            act,
+            residual: residual.map(|r| self.rows(r)),
+            out: self.rows(out),
+        })
+    }
+
+    fn conv(&mut self, op: &Op) -> Wide {
+        let Op::ShortConv { x, kernel, state, out } = *op else {
+            unreachable!("not a convolution")
+        };
+        let len = |s: &fornax_plan::StateSpec| s.len as usize;
+        let start = self.plan.states[..state.ix()].iter().map(len).sum();
+        Wide::Conv(Conv {
+            x: self.rows(x),
+            taps: self.plan.weights[kernel.ix()].cols as usize,
+            kernel: self.vector(kernel),
+            state: start..start + len(&self.plan.states[state.ix()]),
+            out: self.rows(out),
+        })
+    }
+}
+
+/// Tiles of one piece: enough bytes to be worth a claim, few enough that every thread gets some.
+fn piece_tiles(tiles: usize, tile_bytes: usize, threads: usize) -> usize {
+    let fair = tiles.div_ceil(threads * 4);
+    let worth = PIECE_BYTES.div_ceil(tile_bytes.max(1));
+    fair.max(worth).min(tiles.div_ceil(threads)).clamp(1, PIECE_TILES)
+}

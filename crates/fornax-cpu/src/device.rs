@@ -1,0 +1,141 @@
+//! The CPU as a provider: its options, what it is, what it refuses. It knows no kernel.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use fornax_gguf::TensorType;
+use fornax_plan::{
+    ActMode, Device, DeviceInfo, Error, KvGroup, KvType, Limits, Op, Plan, Program, Refusal, Result,
+};
+
+use crate::isa::Isa;
+use crate::matrix;
+use crate::ops::BLOCK;
+use crate::pool::Pool;
+use crate::program::{CpuProgram, decodes};
+use crate::topology;
+
+/// How the CPU is used; the default leaves everything to the machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuOptions {
+    /// Threads of a step; one for each physical core where absent.
+    pub threads: Option<usize>,
+    /// The instruction tier; the best that the processor has where absent.
+    pub isa: Option<Isa>,
+    /// Whether worker threads are bound to cores; where absent, they are if there are no more
+    /// threads than physical cores.
+    pub pin: Option<bool>,
+}
+
+/// The CPU, with the threads that all of its programs share.
+#[derive(Debug)]
+pub struct CpuDevice {
+    isa: Isa,
+    pool: Arc<Mutex<Pool>>,
+    threads: usize,
+}
+
+impl CpuDevice {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// `is_unsupported` where the processor lacks the tier that was asked for, naming those it
+    /// has; `is_out_of_memory` where the system refuses the threads.
+    pub fn new(options: CpuOptions) -> Result<CpuDevice> {
+        let isa = options.isa.unwrap_or_else(Isa::best);
+        if !isa.is_available() {
+            let have: Vec<&str> = Isa::available().into_iter().map(Isa::name).collect();
+            return Err(Error::unsupported(format!(
+                "cpu: this processor does not run the tier {isa}; it runs {}",
+                have.join(", ")
+            )));
+        }
+        let threads = options.threads.unwrap_or_else(topology::default_threads).max(1);
+        let cores = topology::physical_cores();
+        let cpus = if options.pin == Some(false) { Vec::new() } else { cores };
+        let pool = Pool::new(threads, &cpus).map_err(|e| {
+            Error::out_of_memory(format!("cpu: starting {threads} threads: {e}; use fewer"))
+        })?;
+        Ok(CpuDevice { isa, pool: Arc::new(Mutex::new(pool)), threads })
+    }
+
+    /// The tier that kernels run on.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// Measures how fast all threads together read `bytes` of memory once, in bytes a second:
+    /// the bound on decoding a model whose weights are that large. Takes a few passes.
+    ///
+    /// # Errors
+    /// `is_out_of_memory` where a buffer of that size cannot be had.
+    pub fn read_rate(&self, bytes: usize) -> Result<f64> {
+        let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
+        crate::stream::read_rate(&mut pool, bytes)
+    }
+}
+
+impl Device for CpuDevice {
+    fn info(&self) -> DeviceInfo {
+        let direct = |ty: &TensorType| matrix::is_tiled(*ty);
+        DeviceInfo {
+            kind: "cpu",
+            name: topology::processor_name(),
+            tier: self.isa.name().into(),
+            threads: self.threads as u32,
+            kv_block: BLOCK as u32,
+            act: ActMode::Q8,
+            weight_types: TensorType::ALL.iter().copied().filter(direct).collect(),
+        }
+    }
+
+    fn supports(&self, plan: &Plan, limits: &Limits) -> Vec<Refusal> {
+        let mut refusals = Vec::new();
+        let mut refuse = |what: String, why: String, help: &str| {
+            let refusal = Refusal { what, why, help: help.into() };
+            if !refusals.contains(&refusal) {
+                refusals.push(refusal);
+            }
+        };
+        if limits.act == Some(ActMode::F32) {
+            refuse(
+                "f32 activations".into(),
+                "the kernels of block formats take 8-bit activations".into(),
+                "use the reference device for f32 activations",
+            );
+        }
+        let odd = |g: &KvGroup| !g.k_width.is_multiple_of(32) || !g.v_width.is_multiple_of(32);
+        if limits.kv_type == KvType::Q8_0 && plan.kv.iter().any(odd) {
+            refuse(
+                "kv type q8_0".into(),
+                "a head's width is not a multiple of 32".into(),
+                "use --kv-type f16",
+            );
+        }
+        for op in &plan.ops {
+            for linear in op.linears().iter() {
+                let w = &plan.weights[linear.weight.ix()];
+                if !matrix::supports(w.ty) {
+                    let why = format!("{} is {}, which nothing here decodes", w.name, w.ty);
+                    refuse(op.name().into(), why, "requantise the file to another type");
+                }
+            }
+            if let Op::Embed { table, .. } = op {
+                let w = &plan.weights[table.ix()];
+                if !decodes(w.ty) {
+                    let why = format!("{} is {}, which nothing here decodes", w.name, w.ty);
+                    refuse(op.name().into(), why, "requantise the file to another type");
+                }
+            }
+        }
+        refusals
+    }
+
+    fn prepare(&self, plan: &Plan, limits: &Limits) -> Result<Box<dyn Program>> {
+        plan.validate()?;
+        if let Some(r) = self.supports(plan, limits).first() {
+            return Err(Error::unsupported(format!("cpu: {}: {}; {}", r.what, r.why, r.help)));
+        }
+        let pool = Arc::clone(&self.pool);
+        Ok(Box::new(CpuProgram::new(plan, limits, self.isa, pool)?))
+    }
+}

@@ -1,0 +1,228 @@
+//! A mixture's MLPs: rows are gathered by expert, so that an expert's weights are read once for
+//! all of its rows, and summed row by row in the order of the router's choice. It knows no plan.
+//!
+//! A row's sum is taken in its own order of experts, whoever else chose them: the gathering shows
+//! in no result.
+
+use std::ops::Range;
+
+use crate::compile::{Affine, Moe, PIECE_TILES, Rows};
+use crate::matrix::TILE;
+use crate::ops::rows;
+use crate::pool::{Poisoned, Team};
+use crate::run::{Machine, ROW_BLOCK, Worker};
+
+/// Pairs of row and choice, sorted by expert; every thread keeps its own.
+#[derive(Debug, Default)]
+pub(crate) struct Order {
+    /// The pair (`row · top_k + choice`) at each place.
+    pair: Vec<u32>,
+    /// The place of each pair.
+    place: Vec<u32>,
+    /// The experts that have rows, and their places.
+    runs: Vec<(usize, Range<usize>)>,
+    /// Counts, then starts, by expert.
+    starts: Vec<u32>,
+}
+
+impl Order {
+    /// Room for so many pairs and experts.
+    pub(crate) fn with_capacity(pairs: usize, experts: usize) -> Order {
+        Order {
+            pair: Vec::with_capacity(pairs),
+            place: Vec::with_capacity(pairs),
+            runs: Vec::with_capacity(experts),
+            starts: Vec::with_capacity(experts),
+        }
+    }
+
+    /// Sorts pairs by expert; within one, rows keep their order.
+    fn sort(&mut self, ids: &[u32], experts: usize) {
+        self.starts.clear();
+        self.starts.resize(experts, 0);
+        for id in ids {
+            self.starts[*id as usize] += 1;
+        }
+        self.runs.clear();
+        let mut at = 0;
+        for (expert, start) in self.starts.iter_mut().enumerate() {
+            let n = *start as usize;
+            if n > 0 {
+                self.runs.push((expert, at..at + n));
+            }
+            *start = at as u32;
+            at += n;
+        }
+        self.pair.clear();
+        self.pair.resize(ids.len(), 0);
+        self.place.clear();
+        self.place.resize(ids.len(), 0);
+        for (pair, id) in ids.iter().enumerate() {
+            let place = &mut self.starts[*id as usize];
+            self.place[pair] = *place;
+            self.pair[*place as usize] = pair as u32;
+            *place += 1;
+        }
+    }
+}
+
+impl Machine {
+    /// All phases of a mixture, with barriers between.
+    pub(crate) fn moe(
+        &self,
+        m: &Moe,
+        n: usize,
+        team: &Team<'_>,
+        worker: &mut Worker,
+    ) -> Result<(), Poisoned> {
+        let top_k = m.ids.width;
+        let pairs = n * top_k;
+        let (cols, ff) = (m.x.width, m.gate.matrix.rows());
+        let shaped = |rows: Rows, width: usize| Rows { at: rows.at, width };
+        let inputs = shaped(self.pairs[0], cols);
+        let gated = shaped(self.pairs[1], ff);
+        let outs = shaped(self.pairs[2], m.out.width);
+        // SAFETY: the ids were complete before the last barrier.
+        let ids = unsafe { std::slice::from_raw_parts(m.ids.at.cast::<u32>(), pairs) };
+        worker.order.sort(ids, m.gate.matrix.experts());
+        self.gather(m, inputs, pairs, team, &worker.order);
+        team.barrier()?;
+        self.gate(m, inputs, gated, pairs, team, worker);
+        team.barrier()?;
+        if m.down.matrix.takes_q8() {
+            let view = self.q8.shaped(pairs, ff);
+            team.share(pairs, |pair| {
+                // SAFETY: this row is this thread's alone.
+                unsafe { view.fill(self.kernels, pair, gated.row(pair), 0..view.blocks()) };
+            });
+            team.barrier()?;
+        }
+        self.down(m, gated, outs, pairs, team, &worker.order);
+        team.barrier()?;
+        let order = &worker.order;
+        team.share(n, |row| {
+            // SAFETY: this row is this thread's alone, and the outputs are complete.
+            unsafe {
+                let out = m.out.row_mut(row);
+                out.fill(0.0);
+                let weights = m.weights.row(row);
+                for (choice, weight) in weights.iter().enumerate() {
+                    let from = outs.row(order.place[row * top_k + choice] as usize);
+                    for (y, d) in out.iter_mut().zip(from) {
+                        *y += weight * d;
+                    }
+                }
+                if let Some(residual) = m.residual {
+                    rows::add(out, residual.row(row));
+                }
+            }
+        });
+        Ok(())
+    }
+
+    /// The inputs of every pair, in order: as 8-bit rows, as floats, or both.
+    fn gather(&self, m: &Moe, to: Rows, pairs: usize, team: &Team<'_>, order: &Order) {
+        let q8 = |a: &Affine| a.matrix.takes_q8();
+        let view = (q8(&m.gate) || q8(&m.up)).then(|| self.q8.shaped(pairs, m.x.width));
+        let floats = !q8(&m.gate) || !q8(&m.up);
+        team.share(pairs, |place| {
+            let row = order.pair[place] as usize / m.ids.width;
+            // SAFETY: this place is this thread's alone, and the inputs are complete.
+            unsafe {
+                let x = m.x.row(row);
+                if let Some(view) = view {
+                    view.fill(self.kernels, place, x, 0..view.blocks());
+                }
+                if floats {
+                    to.row_mut(place).copy_from_slice(x);
+                }
+            }
+        });
+    }
+
+    /// `act(gate · x) · (up · x)` for every pair.
+    fn gate(
+        &self,
+        m: &Moe,
+        inputs: Rows,
+        gated: Rows,
+        pairs: usize,
+        team: &Team<'_>,
+        worker: &mut Worker,
+    ) {
+        let q8 = m.gate.matrix.takes_q8() || m.up.matrix.takes_q8();
+        let view = q8.then(|| self.q8.shaped(pairs, m.x.width));
+        let x = (inputs.at.cast_const(), m.x.width, pairs);
+        let up_room = &mut worker.up;
+        each_piece(
+            team,
+            &worker.order,
+            m.gate.matrix.tiles(),
+            m.gate_tiles,
+            |expert, run, piece| {
+                let columns = piece.start * TILE..(piece.end * TILE).min(m.gate.matrix.rows());
+                for from in run.clone().step_by(ROW_BLOCK) {
+                    let these = from..(from + ROW_BLOCK).min(run.end);
+                    let stride = PIECE_TILES * TILE;
+                    let second = up_room.as_mut_ptr().wrapping_sub(columns.start);
+                    let (a, b) = (piece.clone(), piece.clone());
+                    let out = gated.ptr(from);
+                    // SAFETY: these rows of these columns are this thread's alone.
+                    unsafe {
+                        self.product(&m.gate, expert, x, view, these.clone(), a, out, gated.width);
+                        self.product(&m.up, expert, x, view, these.clone(), b, second, stride);
+                        for i in 0..these.len() {
+                            let g = gated.ptr(from + i).add(columns.start);
+                            let u = up_room.as_ptr().add(i * stride);
+                            (self.ops.gate)(g, u, g, columns.len(), m.act);
+                        }
+                    }
+                }
+            },
+        );
+    }
+
+    /// `down ·` what [`Machine::gate`] made.
+    fn down(&self, m: &Moe, gated: Rows, outs: Rows, pairs: usize, team: &Team<'_>, order: &Order) {
+        let q8 = m.down.matrix.takes_q8();
+        let view = q8.then(|| self.q8.shaped(pairs, gated.width));
+        let x = (gated.at.cast_const(), gated.width, pairs);
+        each_piece(team, order, m.down.matrix.tiles(), m.down_tiles, |expert, run, piece| {
+            let out = outs.ptr(run.start);
+            // SAFETY: these rows of these columns are this thread's alone.
+            unsafe { self.product(&m.down, expert, x, view, run, piece, out, outs.width) };
+        });
+    }
+}
+
+/// Calls `f` with expert, places and tiles of every piece that this thread claims.
+fn each_piece(
+    team: &Team<'_>,
+    order: &Order,
+    tiles: usize,
+    step: usize,
+    mut f: impl FnMut(usize, Range<usize>, Range<usize>),
+) {
+    let pieces = tiles.div_ceil(step);
+    team.share(order.runs.len() * pieces, |item| {
+        let (expert, run) = &order.runs[item / pieces];
+        let from = item % pieces * step;
+        f(*expert, run.clone(), from..(from + step).min(tiles));
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_are_sorted_by_expert_and_keep_the_order_of_rows() {
+        let mut order = Order::default();
+        order.sort(&[3, 1, 1, 0, 3, 1], 5);
+        assert_eq!(order.pair, [3, 1, 2, 5, 0, 4]);
+        assert_eq!(order.runs, [(0, 0..1), (1, 1..4), (3, 4..6)]);
+        for (pair, place) in order.place.iter().enumerate() {
+            assert_eq!(order.pair[*place as usize], pair as u32);
+        }
+    }
+}

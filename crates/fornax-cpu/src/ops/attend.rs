@@ -1,0 +1,471 @@
+//! Attention of a few rows of one sequence over the keys and values of one key head.
+//!
+//! Layout of a block of 32 tokens: keys lie token-minor, `[element][32 tokens]`, so that a score
+//! is one multiply and add per element with no sum across lanes; values lie `[32 tokens][width]`.
+//! Every key and value is read once for all query heads of the group and all rows at hand.
+//!
+//! Keys are taken in splits of 256 at fixed positions: the softmax of a split is computed on its
+//! own and merged into the running one, in order. A row's result is therefore the same bits
+//! however rows are grouped, chunked or spread over threads. Only the scores of one split exist
+//! at a time. It knows no plan, no pool and no block table beyond its addresses.
+
+#![allow(clippy::needless_range_loop, reason = "registers are indexed in step, by constants")]
+
+use super::lanes::Lanes;
+use super::math;
+
+/// Tokens of one KV block.
+pub(crate) const BLOCK: usize = 32;
+/// Keys whose softmax is computed in one piece.
+pub(crate) const SPLIT: usize = 256;
+/// Query vectors (rows × heads of a group) of one call, at most.
+pub(crate) const QUERIES: usize = 16;
+
+/// How the cache stores an element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cell {
+    /// f32.
+    F32,
+    /// f16.
+    F16,
+    /// i8 with an f16 scale for 32 elements of a head: scales behind the elements,
+    /// `[block of 32 elements][32 tokens]`.
+    Q8,
+}
+
+/// One call: `rows` rows × `heads` query heads against one key head.
+pub(crate) struct Attend<'a> {
+    /// First row, first head; a row's heads lie side by side.
+    pub(crate) q: *const f32,
+    /// From one row to the next, both in `q` and in elements.
+    pub(crate) q_stride: usize,
+    /// Where the first row's first head goes.
+    pub(crate) out: *mut f32,
+    /// From one row to the next.
+    pub(crate) out_stride: usize,
+    /// Rows, at consecutive positions.
+    pub(crate) rows: usize,
+    /// Query heads of this call.
+    pub(crate) heads: usize,
+    /// Position of the first row.
+    pub(crate) pos: usize,
+    /// Keys that a row sees, its own included.
+    pub(crate) window: usize,
+    /// Elements of a key and a value head.
+    pub(crate) k_width: usize,
+    /// As above.
+    pub(crate) v_width: usize,
+    /// Elements from one token's value to the next: `v_width` up to a multiple of 16.
+    pub(crate) v_stride: usize,
+    /// Factor on q·k.
+    pub(crate) scale: f32,
+    /// `cap · tanh(score / cap)`; 0 for none.
+    pub(crate) cap: f32,
+    /// One extra logit for each of the heads; may be empty.
+    pub(crate) sinks: &'a [f32],
+    /// How the cache stores elements.
+    pub(crate) cell: Cell,
+    /// Addresses of this key head's keys and values in block `i` of the sequence.
+    pub(crate) block: &'a dyn Fn(usize) -> (*const u8, *const u8),
+}
+
+/// Memory of one thread for [`Attend`].
+#[derive(Debug)]
+pub(crate) struct Scratch {
+    /// `[query][SPLIT]`: scores, then their exponentials.
+    scores: Vec<f32>,
+    /// `[query][v_stride]`: one split's weighted sum of values.
+    part: Vec<f32>,
+    /// `[query][v_stride]`: the same, merged.
+    sum: Vec<f32>,
+    /// The largest score so far and the sum of exponentials below it.
+    max: [f32; QUERIES],
+    total: [f32; QUERIES],
+    /// Scales of one split's values (8-bit cells).
+    scales: [f32; SPLIT],
+    /// Addresses of one split's blocks.
+    blocks: [(*const u8, *const u8); SPLIT / BLOCK],
+}
+
+// SAFETY: the addresses are written and read within one call.
+unsafe impl Send for Scratch {}
+
+impl Scratch {
+    /// Room for value heads of `v_stride` elements.
+    pub(crate) fn new(v_stride: usize) -> Scratch {
+        Scratch {
+            scores: vec![0.0; QUERIES * SPLIT],
+            part: vec![0.0; QUERIES * v_stride],
+            sum: vec![0.0; QUERIES * v_stride],
+            max: [0.0; QUERIES],
+            total: [0.0; QUERIES],
+            scales: [0.0; SPLIT],
+            blocks: [(std::ptr::null(), std::ptr::null()); SPLIT / BLOCK],
+        }
+    }
+}
+
+/// Elements of the cache as floats, sixteen at a time.
+trait Elements {
+    /// Whether scales lie behind the elements.
+    const SCALED: bool;
+
+    unsafe fn load<L: Lanes>(at: *const u8, ix: usize) -> L;
+}
+
+struct AsF32;
+struct AsF16;
+struct AsQ8;
+
+impl Elements for AsF32 {
+    const SCALED: bool = false;
+
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(at: *const u8, ix: usize) -> L {
+        // SAFETY: the caller's word.
+        unsafe { L::load(at.cast::<f32>().add(ix)) }
+    }
+}
+
+impl Elements for AsF16 {
+    const SCALED: bool = false;
+
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(at: *const u8, ix: usize) -> L {
+        // SAFETY: the caller's word.
+        unsafe { L::load_f16(at.cast::<u16>().add(ix)) }
+    }
+}
+
+impl Elements for AsQ8 {
+    const SCALED: bool = true;
+
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(at: *const u8, ix: usize) -> L {
+        // SAFETY: the caller's word.
+        unsafe { L::load_i8(at.cast::<i8>().add(ix)) }
+    }
+}
+
+/// Runs one call.
+///
+/// # Safety
+/// As [`Lanes`]; the addresses in `a` are good for its sizes, `rows · heads` is at most
+/// [`QUERIES`], and nobody writes the blocks meanwhile.
+#[inline(always)]
+pub(super) unsafe fn attend<L: Lanes>(a: &Attend<'_>, s: &mut Scratch) {
+    // SAFETY: the caller's word.
+    unsafe {
+        match a.cell {
+            Cell::F32 => run::<L, AsF32>(a, s),
+            Cell::F16 => run::<L, AsF16>(a, s),
+            Cell::Q8 => run::<L, AsQ8>(a, s),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn run<L: Lanes, E: Elements>(a: &Attend<'_>, s: &mut Scratch) {
+    let queries = a.rows * a.heads;
+    assert!(queries <= QUERIES && queries * a.v_stride <= s.sum.len());
+    s.max[..queries].fill(f32::NEG_INFINITY);
+    s.total[..queries].fill(0.0);
+    s.sum[..queries * a.v_stride].fill(0.0);
+    let end = a.pos + a.rows;
+    let mut start = (a.pos + 1).saturating_sub(a.window);
+    while start < end {
+        let base = start / SPLIT * SPLIT;
+        let keys = start - base..(end - base).min(SPLIT);
+        start = base + SPLIT;
+        // SAFETY: the caller's word; all keys of the split are this sequence's own.
+        unsafe {
+            for b in keys.start / BLOCK..keys.end.div_ceil(BLOCK) {
+                s.blocks[b] = (a.block)(base / BLOCK + b);
+                score::<L, E>(a, s, b);
+            }
+            let mut seen = [false; QUERIES];
+            let mut max = [0.0; QUERIES];
+            let mut total = [0.0; QUERIES];
+            for m in 0..queries {
+                let pos = a.pos + m / a.heads;
+                let from = (pos + 1).saturating_sub(a.window).max(base) - base;
+                let to = (pos + 1).min(base + SPLIT).saturating_sub(base);
+                let p = &mut s.scores[m * SPLIT..][..SPLIT];
+                if from < to {
+                    seen[m] = true;
+                    (max[m], total[m]) = softmax::<L>(p, keys.clone(), from..to, a);
+                } else {
+                    p.fill(0.0);
+                }
+            }
+            values::<L, E>(a, s, keys, queries);
+            for m in 0..queries {
+                if seen[m] {
+                    merge::<L>(s, m, a.v_stride, max[m], total[m]);
+                }
+            }
+        }
+    }
+    for m in 0..queries {
+        // SAFETY: the caller's word.
+        unsafe { finish::<L>(a, s, m) }
+    }
+}
+
+/// Scores of block `b` of the split for every query.
+#[inline(always)]
+unsafe fn score<L: Lanes, E: Elements>(a: &Attend<'_>, s: &mut Scratch, b: usize) {
+    let queries = a.rows * a.heads;
+    let keys = s.blocks[b].0;
+    let mut m = 0;
+    // SAFETY: the caller's word.
+    unsafe {
+        while m < queries {
+            let out = s.scores.as_mut_ptr().add(m * SPLIT + b * BLOCK);
+            m += if L::REGISTERS >= 16 && queries - m >= 8 {
+                score_some::<L, E, 8, 2>(a, keys, m, out)
+            } else if L::REGISTERS >= 16 && queries - m >= 4 {
+                score_some::<L, E, 4, 2>(a, keys, m, out)
+            } else if L::REGISTERS >= 16 {
+                score_some::<L, E, 1, 2>(a, keys, m, out)
+            } else if L::REGISTERS >= 4 && queries - m >= 4 {
+                score_some::<L, E, 4, 1>(a, keys, m, out)
+            } else if L::REGISTERS >= 4 {
+                score_some::<L, E, 1, 2>(a, keys, m, out)
+            } else {
+                score_some::<L, E, 1, 1>(a, keys, m, out)
+            };
+        }
+    }
+}
+
+/// Scores of 32 keys for `M` queries, `H` vectors of keys at a time; returns `M`.
+#[inline(always)]
+unsafe fn score_some<L: Lanes, E: Elements, const M: usize, const H: usize>(
+    a: &Attend<'_>,
+    keys: *const u8,
+    first: usize,
+    out: *mut f32,
+) -> usize {
+    let k = a.k_width;
+    // SAFETY: the caller's word.
+    unsafe {
+        let mut q = [a.q; M];
+        for (m, q) in q.iter_mut().enumerate() {
+            let (row, head) = ((first + m) / a.heads, (first + m) % a.heads);
+            *q = a.q.add(row * a.q_stride + head * k);
+        }
+        for half in (0..BLOCK / 16).step_by(H) {
+            let mut sums = [[L::splat(0.0); H]; M];
+            let step = if E::SCALED { 32 } else { k };
+            for from in (0..k).step_by(step) {
+                let mut acc = [[L::splat(0.0); H]; M];
+                for i in from..from + step {
+                    let mut key = [L::splat(0.0); H];
+                    for h in 0..H {
+                        key[h] = E::load(keys, i * BLOCK + (half + h) * 16);
+                    }
+                    for m in 0..M {
+                        let q = L::splat(*q[m].add(i));
+                        for h in 0..H {
+                            acc[m][h] = acc[m][h].add(q.mul(key[h]));
+                        }
+                    }
+                }
+                if E::SCALED {
+                    let scales = keys.add(k * BLOCK).cast::<u16>().add(from / 32 * BLOCK);
+                    for h in 0..H {
+                        let d = L::load_f16(scales.add((half + h) * 16));
+                        for m in 0..M {
+                            sums[m][h] = sums[m][h].add(acc[m][h].mul(d));
+                        }
+                    }
+                } else {
+                    sums = acc;
+                }
+            }
+            for m in 0..M {
+                for h in 0..H {
+                    sums[m][h].store(out.add(m * SPLIT + (half + h) * 16));
+                }
+            }
+        }
+    }
+    M
+}
+
+/// Turns the scores `seen` of a split into exponentials below their maximum and the rest of
+/// `keys` into zeros; returns the maximum and the sum.
+#[inline(always)]
+unsafe fn softmax<L: Lanes>(
+    p: &mut [f32],
+    keys: std::ops::Range<usize>,
+    seen: std::ops::Range<usize>,
+    a: &Attend<'_>,
+) -> (f32, f32) {
+    let (from, to) = (keys.start / 16 * 16, keys.end.next_multiple_of(16));
+    // SAFETY: `from..to` lies within the split, in whole vectors.
+    unsafe {
+        math::scale_and_cap::<L>(p.as_mut_ptr().add(from), to - from, a.scale, a.cap);
+        p[from..seen.start].fill(f32::NEG_INFINITY);
+        p[seen.end..to].fill(f32::NEG_INFINITY);
+        let p = p.as_mut_ptr();
+        let mut max = L::splat(f32::NEG_INFINITY);
+        for i in (from..to).step_by(16) {
+            max = max.max(L::load(p.add(i)));
+        }
+        let max = max.largest();
+        let mut total = L::splat(0.0);
+        for i in (from..to).step_by(16) {
+            let e = math::exp(L::load(p.add(i)).sub(L::splat(max)));
+            e.store(p.add(i));
+            total = total.add(e);
+        }
+        (max, total.sum())
+    }
+}
+
+/// The weighted sums of a split's values into `part`.
+#[inline(always)]
+unsafe fn values<L: Lanes, E: Elements>(
+    a: &Attend<'_>,
+    s: &mut Scratch,
+    keys: std::ops::Range<usize>,
+    queries: usize,
+) {
+    let vectors = a.v_stride / 16;
+    let mut w = 0;
+    // SAFETY: the caller's word.
+    unsafe {
+        while w < vectors {
+            if E::SCALED && w % 2 == 0 {
+                for b in keys.start / BLOCK..keys.end.div_ceil(BLOCK) {
+                    let d = s.blocks[b].1.add(BLOCK * a.v_stride).cast::<u16>();
+                    for h in [0, 16] {
+                        let to = s.scales.as_mut_ptr().add(b * BLOCK + h);
+                        L::load_f16(d.add(w / 2 * BLOCK + h)).store(to);
+                    }
+                }
+            }
+            // Two neighbouring vectors share a scale, more do not.
+            let wide = if E::SCALED { 2 - w % 2 } else { 4 }.min(vectors - w);
+            let mut m = 0;
+            while m < queries {
+                let left = queries - m;
+                let keys = keys.clone();
+                m += if L::REGISTERS >= 16 && wide == 4 && left >= 4 {
+                    values_some::<L, E, 4, 4>(a, s, keys, m, w)
+                } else if L::REGISTERS >= 16 && wide >= 2 && left >= 4 {
+                    values_wide::<L, E, 4>(a, s, keys, m, w, wide)
+                } else if L::REGISTERS >= 4 && wide == 4 {
+                    values_some::<L, E, 1, 4>(a, s, keys, m, w)
+                } else {
+                    values_wide::<L, E, 1>(a, s, keys, m, w, wide)
+                };
+            }
+            w += wide;
+        }
+    }
+}
+
+/// As [`values_some`] for `wide` vectors, one after the other.
+#[inline(always)]
+unsafe fn values_wide<L: Lanes, E: Elements, const M: usize>(
+    a: &Attend<'_>,
+    s: &mut Scratch,
+    keys: std::ops::Range<usize>,
+    first: usize,
+    w: usize,
+    wide: usize,
+) -> usize {
+    for w in w..w + wide {
+        // SAFETY: the caller's word.
+        unsafe { values_some::<L, E, M, 1>(a, s, keys.clone(), first, w) };
+    }
+    M
+}
+
+/// The weighted sums of `W` vectors of the values for `M` queries; returns `M`.
+#[inline(always)]
+unsafe fn values_some<L: Lanes, E: Elements, const M: usize, const W: usize>(
+    a: &Attend<'_>,
+    s: &mut Scratch,
+    keys: std::ops::Range<usize>,
+    first: usize,
+    w: usize,
+) -> usize {
+    // SAFETY: the caller's word.
+    unsafe {
+        let p = s.scores.as_ptr().add(first * SPLIT);
+        let mut acc = [[L::splat(0.0); W]; M];
+        for t in keys {
+            let at = s.blocks[t / BLOCK].1;
+            let mut v = [L::splat(0.0); W];
+            for j in 0..W {
+                v[j] = E::load(at, t % BLOCK * a.v_stride + (w + j) * 16);
+            }
+            for m in 0..M {
+                let mut weight = *p.add(m * SPLIT + t);
+                if E::SCALED {
+                    weight *= s.scales[t];
+                }
+                let weight = L::splat(weight);
+                for j in 0..W {
+                    acc[m][j] = acc[m][j].add(weight.mul(v[j]));
+                }
+            }
+        }
+        for m in 0..M {
+            for j in 0..W {
+                let to = s.part.as_mut_ptr().add((first + m) * a.v_stride + (w + j) * 16);
+                acc[m][j].store(to);
+            }
+        }
+    }
+    M
+}
+
+/// Adds one split of a query to what came before it.
+#[inline(always)]
+unsafe fn merge<L: Lanes>(s: &mut Scratch, m: usize, width: usize, max: f32, total: f32) {
+    let part = s.part[m * width..][..width].as_ptr();
+    let sum = s.sum[m * width..][..width].as_mut_ptr();
+    let largest = if s.max[m] > max { s.max[m] } else { max };
+    // SAFETY: the caller's word; `width` is a multiple of sixteen.
+    unsafe {
+        let old = math::exp_one::<L>(s.max[m] - largest);
+        let new = math::exp_one::<L>(max - largest);
+        s.max[m] = largest;
+        s.total[m] = s.total[m] * old + total * new;
+        for i in (0..width).step_by(16) {
+            let before = L::load(sum.add(i)).mul(L::splat(old));
+            before.add(L::load(part.add(i)).mul(L::splat(new))).store(sum.add(i));
+        }
+    }
+}
+
+/// Adds the sink, divides, and writes the head out.
+#[inline(always)]
+unsafe fn finish<L: Lanes>(a: &Attend<'_>, s: &mut Scratch, m: usize) {
+    let (row, head) = (m / a.heads, m % a.heads);
+    let (mut factor, mut total) = (1.0, s.total[m]);
+    // SAFETY: the caller's word.
+    unsafe {
+        if let Some(&sink) = a.sinks.get(head) {
+            let largest = if s.max[m] > sink { s.max[m] } else { sink };
+            factor = math::exp_one::<L>(s.max[m] - largest);
+            total = total * factor + math::exp_one::<L>(sink - largest);
+        }
+        let sum = s.sum[m * a.v_stride..][..a.v_stride].as_ptr();
+        let out = a.out.add(row * a.out_stride + head * a.v_width);
+        let by = L::splat(factor / total);
+        let mut i = 0;
+        while i + 16 <= a.v_width {
+            L::load(sum.add(i)).mul(by).store(out.add(i));
+            i += 16;
+        }
+        if i < a.v_width {
+            L::load(sum.add(i)).mul(by).store_part(out.add(i), a.v_width - i);
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! The arithmetic that is not a matrix product: norms, activations, rotary positions, attention,
+//! convolution, routing. It knows no plan and no threads; callers say which rows are theirs.
+//!
+//! What pays for vectors is written once over [`lanes::Lanes`] and compiled for every tier; the
+//! rest is plain Rust. Both give the same bits on every tier.
+
+mod attend;
+mod lanes;
+mod math;
+pub(crate) mod rows;
+
+#[cfg(target_arch = "aarch64")]
+mod arm;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+pub(crate) use attend::{Attend, BLOCK, Cell, QUERIES, Scratch};
+
+use fornax_plan::Activation;
+
+use crate::isa::Isa;
+
+/// The vector routines of one tier.
+///
+/// # Safety
+/// Of every function: the tier is available on this processor, and the pointers are good for the
+/// element counts given.
+pub(crate) struct VectorOps {
+    /// x, weight, residual or null, eps, out, n: RMS norm.
+    pub(crate) norm: unsafe fn(*const f32, *const f32, *const f32, f32, *mut f32, usize),
+    /// gate, up, out, n, activation.
+    pub(crate) gate: unsafe fn(*const f32, *const f32, *mut f32, usize, Activation),
+    /// x, n, scale, cap (0 for none).
+    pub(crate) scale_and_cap: unsafe fn(*mut f32, usize, f32, f32),
+    /// x, out, n (a multiple of 16).
+    pub(crate) to_f16: unsafe fn(*const f32, *mut u16, usize),
+    /// One call of attention.
+    pub(crate) attend: unsafe fn(&Attend<'_>, &mut Scratch),
+}
+
+/// One tier: entries that carry its features, and the table of them.
+macro_rules! tier {
+    ($name:ident, $lanes:ty $(, $feature:literal)?) => {
+        mod $name {
+            use super::*;
+
+            // SAFETY of every entry: the table's condition is the trait's.
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn norm(
+                x: *const f32,
+                w: *const f32,
+                r: *const f32,
+                eps: f32,
+                out: *mut f32,
+                n: usize,
+            ) {
+                // SAFETY: as said above.
+                unsafe { math::norm::<$lanes>(x, w, r, eps, out, n) }
+            }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn gate(g: *const f32, u: *const f32, out: *mut f32, n: usize, act: Activation) {
+                // SAFETY: as said above.
+                unsafe { math::gate::<$lanes>(g, u, out, n, act) }
+            }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn scale_and_cap(x: *mut f32, n: usize, scale: f32, cap: f32) {
+                // SAFETY: as said above.
+                unsafe { math::scale_and_cap::<$lanes>(x, n, scale, cap) }
+            }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn to_f16(x: *const f32, out: *mut u16, n: usize) {
+                // SAFETY: as said above.
+                unsafe { math::to_f16::<$lanes>(x, out, n) }
+            }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn attend(a: &Attend<'_>, s: &mut Scratch) {
+                // SAFETY: as said above.
+                unsafe { super::attend::attend::<$lanes>(a, s) }
+            }
+
+            pub(super) static TABLE: VectorOps =
+                VectorOps { norm, gate, scale_and_cap, to_f16, attend };
+        }
+    };
+}
+
+tier!(plain, lanes::Plain);
+#[cfg(target_arch = "x86_64")]
+tier!(avx2, x86::Avx2, "avx2,fma,f16c");
+#[cfg(target_arch = "x86_64")]
+tier!(avx512, x86::Avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
+#[cfg(target_arch = "aarch64")]
+tier!(neon, arm::Neon, "neon");
+
+impl VectorOps {
+    /// The routines of a tier; plain Rust for a tier of another architecture.
+    pub(crate) fn of(isa: Isa) -> &'static VectorOps {
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => &avx2::TABLE,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Vnni => &avx512::TABLE,
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon | Isa::NeonDotprod | Isa::NeonI8mm => &neon::TABLE,
+            _ => &plain::TABLE,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,345 @@
+//! The resident thread pool: one parallel region per round of a step, barriers inside it, and a
+//! shared counter that hands out work. It knows nothing of models, ops or kernels.
+//!
+//! Threads spin with a pause while work is near, then yield, then park. Arrival and release of
+//! the barrier are on cache lines of their own, so that the waiting threads read a line that is
+//! written once. A panic in any thread poisons the pool: every barrier lets go with an error and
+//! the region ends, so that nothing ever hangs on a thread that has gone.
+
+use std::any::Any;
+use std::cell::UnsafeCell;
+use std::hint::spin_loop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::topology;
+
+/// Pauses before a waiting thread starts to yield.
+const SPINS: u32 = 2000;
+/// The same where there are more threads than cores: the thread waited for needs this core.
+const SPINS_CROWDED: u32 = 20;
+/// How long an idle worker stays awake after a region; the gap between two decoded tokens of a
+/// busy engine is far below it.
+const AWAKE: Duration = Duration::from_micros(500);
+
+/// A thread of the region failed; the work is not whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Poisoned;
+
+/// A value alone on its cache lines (two of them: x86 fetches lines in pairs).
+#[repr(align(128))]
+#[derive(Default)]
+struct Padded<T>(T);
+
+type Job<'a> = &'a (dyn Fn(&Team<'_>) -> Result<(), Poisoned> + Sync + 'a);
+
+struct Shared {
+    threads: u32,
+    spins: u32,
+    /// Bumped to start a region.
+    region: Padded<AtomicU32>,
+    /// Threads that have come to the barrier.
+    arrived: Padded<AtomicU32>,
+    /// Bumped by the last to arrive.
+    released: Padded<AtomicU32>,
+    /// Workers that have left the region.
+    left: Padded<AtomicU32>,
+    /// Next unclaimed item of the phase between two barriers.
+    next: Padded<AtomicUsize>,
+    poisoned: Padded<AtomicBool>,
+    quit: AtomicBool,
+    sleepers: AtomicU32,
+    /// Written by the caller before `region` is bumped, read by workers after they saw the bump.
+    job: UnsafeCell<Option<Job<'static>>>,
+    /// What the first panic said.
+    cause: Mutex<Option<String>>,
+}
+
+// SAFETY: `job` is the only field that is not `Sync` by itself. The caller writes it while no
+// region runs (all workers have left the last one, an acquire load of `left` says so), and the
+// release bump of `region` publishes it.
+unsafe impl Sync for Shared {}
+// SAFETY: the job is `Sync`, so that a reference to it may go to other threads.
+unsafe impl Send for Shared {}
+
+/// A thread's part in a region.
+pub(crate) struct Team<'a> {
+    /// This thread; 0 is the caller.
+    pub(crate) ix: usize,
+    /// Threads of the region.
+    pub(crate) threads: usize,
+    shared: &'a Shared,
+}
+
+/// The threads, and the door to them.
+pub(crate) struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pool").field("threads", &self.threads()).finish_non_exhaustive()
+    }
+}
+
+impl Pool {
+    /// Starts `threads - 1` workers, pinned to `cpus[1..]` where the list is long enough. The
+    /// caller of [`Pool::run`] is thread 0 and is never pinned: it is not ours.
+    pub(crate) fn new(threads: usize, cpus: &[usize]) -> std::io::Result<Pool> {
+        let threads = threads.max(1);
+        let crowded = threads > topology::usable_threads();
+        let shared = Arc::new(Shared {
+            threads: threads as u32,
+            spins: if crowded { SPINS_CROWDED } else { SPINS },
+            region: Padded::default(),
+            arrived: Padded::default(),
+            released: Padded::default(),
+            left: Padded::default(),
+            next: Padded(AtomicUsize::new(threads)),
+            poisoned: Padded::default(),
+            quit: AtomicBool::new(false),
+            sleepers: AtomicU32::new(0),
+            job: UnsafeCell::new(None),
+            cause: Mutex::new(None),
+        });
+        let mut pool = Pool { shared, workers: Vec::with_capacity(threads - 1) };
+        for ix in 1..threads {
+            let shared = Arc::clone(&pool.shared);
+            let cpu = (cpus.len() >= threads).then(|| cpus[ix]);
+            let worker =
+                thread::Builder::new().name(format!("fornax-cpu-{ix}")).spawn(move || {
+                    if let Some(cpu) = cpu {
+                        topology::pin_to(cpu);
+                    }
+                    work(&shared, ix);
+                })?;
+            pool.workers.push(worker);
+        }
+        Ok(pool)
+    }
+
+    /// Threads of a region, the caller included.
+    pub(crate) fn threads(&self) -> usize {
+        self.shared.threads as usize
+    }
+
+    /// Runs `job` on every thread and returns when all of them have left it.
+    ///
+    /// # Errors
+    /// What the first panic said, for this region and every later one.
+    pub(crate) fn run(&mut self, job: Job<'_>) -> Result<(), String> {
+        let s = &*self.shared;
+        if s.poisoned.0.load(Ordering::Acquire) {
+            return Err(self.cause());
+        }
+        // SAFETY: the lifetime is extended only until this function returns, and it returns
+        // only after every worker has left the job, panics included.
+        let forever = unsafe { std::mem::transmute::<Job<'_>, Job<'static>>(job) };
+        // SAFETY: no region runs, see `Sync for Shared`.
+        unsafe { *s.job.get() = Some(forever) };
+        s.left.0.store(0, Ordering::Relaxed);
+        // Sequentially consistent, as is `sleepers`: either the worker that goes to sleep sees
+        // the bump, or this thread sees the sleeper.
+        s.region.0.fetch_add(1, Ordering::SeqCst);
+        if s.sleepers.load(Ordering::SeqCst) > 0 {
+            self.workers.iter().for_each(|w| w.thread().unpark());
+        }
+        enter(s, 0, job);
+        let mut waited = 0;
+        while s.left.0.load(Ordering::Acquire) + 1 < s.threads {
+            pause(&mut waited, s.spins);
+        }
+        s.next.0.store(self.threads(), Ordering::Relaxed);
+        if s.poisoned.0.load(Ordering::Acquire) { Err(self.cause()) } else { Ok(()) }
+    }
+
+    fn cause(&self) -> String {
+        let cause = self.shared.cause.lock().unwrap_or_else(PoisonError::into_inner);
+        cause.clone().unwrap_or_else(|| "a thread of the pool failed".into())
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.quit.store(true, Ordering::SeqCst);
+        self.shared.region.0.fetch_add(1, Ordering::SeqCst);
+        for worker in self.workers.drain(..) {
+            worker.thread().unpark();
+            // A worker catches the panics of its jobs; there is nothing left to report here.
+            let _ = worker.join();
+        }
+    }
+}
+
+impl Team<'_> {
+    /// Waits for all threads of the region; everything written before is seen after.
+    ///
+    /// # Errors
+    /// [`Poisoned`] where one of them failed; the job must then return at once.
+    pub(crate) fn barrier(&self) -> Result<(), Poisoned> {
+        let s = self.shared;
+        if self.threads == 1 {
+            s.next.0.store(1, Ordering::Relaxed);
+            return Ok(());
+        }
+        let round = s.released.0.load(Ordering::Relaxed);
+        if s.arrived.0.fetch_add(1, Ordering::AcqRel) + 1 == s.threads {
+            s.arrived.0.store(0, Ordering::Relaxed);
+            s.next.0.store(self.threads, Ordering::Relaxed);
+            s.released.0.store(round.wrapping_add(1), Ordering::Release);
+            return Ok(());
+        }
+        let mut waited = 0;
+        while s.released.0.load(Ordering::Acquire) == round {
+            if s.poisoned.0.load(Ordering::Relaxed) {
+                return Err(Poisoned);
+            }
+            pause(&mut waited, s.spins);
+        }
+        Ok(())
+    }
+
+    /// Calls `f` with every item of `0..items` that this thread gets hold of: its own first,
+    /// then whatever no thread has claimed, so that a slow core delays nobody. At most one such
+    /// loop may run between two barriers.
+    #[inline]
+    pub(crate) fn share(&self, items: usize, mut f: impl FnMut(usize)) {
+        let mut item = self.ix;
+        while item < items {
+            f(item);
+            item = self.shared.next.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// One step of waiting: a pause at first, then the core is given away.
+fn pause(waited: &mut u32, spins: u32) {
+    if *waited < spins {
+        *waited += 1;
+        spin_loop();
+    } else {
+        thread::yield_now();
+    }
+}
+
+/// Runs the job on this thread and turns a panic into poison.
+fn enter(s: &Shared, ix: usize, job: Job<'_>) {
+    let team = Team { ix, threads: s.threads as usize, shared: s };
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(&team))) {
+        let mut cause = s.cause.lock().unwrap_or_else(PoisonError::into_inner);
+        cause.get_or_insert_with(|| said(&*panic));
+        s.poisoned.0.store(true, Ordering::Release);
+    }
+}
+
+fn said(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+    format!("a thread of the pool panicked: {}", text.unwrap_or_else(|| "no message".into()))
+}
+
+/// A worker's life.
+fn work(s: &Shared, ix: usize) {
+    let mut seen = 0;
+    loop {
+        seen = next_region(s, seen);
+        if s.quit.load(Ordering::SeqCst) {
+            return;
+        }
+        // SAFETY: written before the bump of `region` that `next_region` has seen; not written
+        // again before this thread has counted itself in `left`.
+        if let Some(job) = unsafe { *s.job.get() } {
+            enter(s, ix, job);
+        }
+        s.left.0.fetch_add(1, Ordering::Release);
+    }
+}
+
+/// Waits until the region's number differs from `seen`; returns it.
+fn next_region(s: &Shared, seen: u32) -> u32 {
+    let mut waited = 0;
+    let mut idle_since = None;
+    loop {
+        let region = s.region.0.load(Ordering::SeqCst);
+        if region != seen {
+            return region;
+        }
+        pause(&mut waited, s.spins);
+        if waited < s.spins {
+            continue;
+        }
+        if idle_since.get_or_insert_with(Instant::now).elapsed() > AWAKE {
+            s.sleepers.fetch_add(1, Ordering::SeqCst);
+            if s.region.0.load(Ordering::SeqCst) == seen {
+                thread::park();
+            }
+            s.sleepers.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_item_runs_once_and_barriers_order_phases() {
+        for threads in [1, 2, 3, 8] {
+            let mut pool = Pool::new(threads, &[]).unwrap();
+            let a: Vec<AtomicU32> = (0..100).map(|_| AtomicU32::new(0)).collect();
+            for round in 1..=200 {
+                let wrong = AtomicU32::new(0);
+                pool.run(&|team| {
+                    for phase in 0..5 {
+                        team.share(a.len(), |i| {
+                            a[i].fetch_add(1, Ordering::Relaxed);
+                        });
+                        team.barrier()?;
+                        let want = (round - 1) * 5 + phase + 1;
+                        if a.iter().any(|v| v.load(Ordering::Relaxed) != want) {
+                            wrong.fetch_add(1, Ordering::Relaxed);
+                        }
+                        team.barrier()?;
+                    }
+                    Ok(())
+                })
+                .unwrap();
+                assert_eq!(wrong.into_inner(), 0, "{threads} threads, round {round}");
+            }
+        }
+    }
+
+    #[test]
+    fn workers_wake_after_they_slept() {
+        let mut pool = Pool::new(3, &[]).unwrap();
+        for _ in 0..3 {
+            let count = AtomicU32::new(0);
+            pool.run(&|_| {
+                count.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            })
+            .unwrap();
+            assert_eq!(count.into_inner(), 3);
+            thread::sleep(AWAKE * 10);
+        }
+    }
+
+    #[test]
+    fn a_panic_in_any_thread_ends_the_region_and_is_told() {
+        for victim in 0..3 {
+            let mut pool = Pool::new(3, &[]).unwrap();
+            let e = pool.run(&|team| {
+                assert!(team.ix != victim, "thread {victim} fell over");
+                team.barrier()?;
+                team.barrier()
+            });
+            let said = e.unwrap_err();
+            assert!(said.contains(&format!("thread {victim} fell over")), "{said}");
+            assert!(pool.run(&|_| Ok(())).unwrap_err().contains("fell over"));
+        }
+    }
+}

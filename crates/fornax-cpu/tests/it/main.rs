@@ -1,0 +1,3 @@
+//! The CPU provider through the boundary alone.
+
+mod conformance;
