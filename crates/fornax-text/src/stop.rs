@@ -159,6 +159,24 @@ mod tests {
     }
 
     #[test]
+    fn a_stop_string_may_span_many_pieces() {
+        let pieces = ["al", "pha be", "ta ga", "mma"];
+        for (stops, expected) in [
+            (&["beta gamma"][..], "alpha "),
+            (&["ta g", "zzz"], "alpha be"),
+            (&["beta gamma delta"], "alpha beta gamma"),
+            (&[""], "alpha beta gamma"),
+            (&[], "alpha beta gamma"),
+            (&["x", "y", "z", "q", "pha"], "al"),
+        ] {
+            let mut matcher = StopMatcher::new(stops);
+            let mut text: String = pieces.iter().map(|p| matcher.push(p).text.to_owned()).collect();
+            text.push_str(matcher.finish());
+            assert_eq!(text, expected, "{stops:?}");
+        }
+    }
+
+    #[test]
     fn nothing_is_held_longer_than_needed() {
         let mut matcher = StopMatcher::new(&["<end>"]);
         assert_eq!(matcher.push("a<en"), StopOutput { text: "a", stopped: false });

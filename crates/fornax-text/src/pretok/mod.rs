@@ -44,6 +44,11 @@ static GPT2: [Step; 1] = [Step::Rule(rules::gpt2)];
 static DIGIT_GPT2: [Step; 2] = [Step::Rule(rules::digit), Step::Rule(rules::gpt2)];
 static LLAMA3: [Step; 1] = [tiktoken(Contractions::Apart, Word::Letters, 3, Tail::Newlines)];
 static QWEN2: [Step; 1] = [tiktoken(Contractions::Apart, Word::Letters, 1, Tail::Newlines)];
+static UFAKZEKA: [Step; 1] = [tiktoken(Contractions::None, Word::Letters, 1, Tail::Newlines)];
+static LAGUNA: [Step; 2] = [
+    Step::Rule(rules::line_feeds_or_others),
+    tiktoken(Contractions::Apart, Word::Letters, 1, Tail::Newlines),
+];
 static QWEN35: [Step; 1] =
     [tiktoken(Contractions::Apart, Word::LettersAndMarks, 1, Tail::Newlines)];
 static SEED_CODER: [Step; 1] = [tiktoken(Contractions::Apart, Word::Letters, 1, Tail::None)];
@@ -70,9 +75,10 @@ static DEEPSEEK_V3: [Step; 3] = [
     Step::Rule(rules::deepseek_v3_cjk),
     Step::Rule(rules::deepseek_v3),
 ];
-static FALCON: [Step; 3] = [
+static FALCON: [Step; 4] = [
     Step::Rule(rules::punctuation_signs_and_backtick),
     Step::Rule(rules::gpt2),
+    Step::Rule(rules::digits),
     Step::Rule(rules::exactly_three_ascii_digits),
 ];
 static DEFAULT: [Step; 4] = [
@@ -96,20 +102,23 @@ impl Pretokenizer {
             | "granite-docling" | "jina-es" | "jina-de" | "jina-v2-es" | "jina-v2-de"
             | "gigachat" | "a.x-4.0" | "mellum" | "modern-bert" | "exaone4" => &GPT2,
             "smollm" | "starcoder" | "refact" | "command-r" | "codeshell" | "exaone"
-            | "minerva-7b" => &DIGIT_GPT2,
+            | "minerva-7b" | "mellum2" => &DIGIT_GPT2,
             "llama3" | "llama-v3" | "llama-bpe" | "falcon3" | "falcon-h1" | "pixtral"
-            | "midm-2.0" | "lfm2" | "jais-2" | "dbrx" | "smaug-bpe" | "glm4" | "chatglm-bpe" => {
-                &LLAMA3
+            | "midm-2.0" | "lfm2" | "jina-v5-nano" | "jais-2" | "dbrx" | "smaug-bpe" | "glm4"
+            | "chatglm-bpe" => &LLAMA3,
+            "qwen2" | "deepseek-r1-qwen" | "kormo" | "f2llmv2" | "megrez" | "stablelm2"
+            | "hunyuan" | "solar-open" | "bailingmoe" | "bailingmoe2" | "llada-moe" | "grok-2" => {
+                &QWEN2
             }
-            "qwen2" | "deepseek-r1-qwen" | "kormo" | "megrez" | "stablelm2" | "hunyuan"
-            | "solar-open" | "bailingmoe" | "llada-moe" => &QWEN2,
+            "laguna" => &LAGUNA,
+            "ufakzeka" => &UFAKZEKA,
             "qwen35" => &QWEN35,
             "seed-coder" => &SEED_CODER,
             "tekken" => &TEKKEN,
-            "gpt-4o" | "llama4" | "minimax-m2" => &GPT_4O,
+            "gpt-4o" | "llama4" | "kanana2" | "talkie" | "minimax-m2" => &GPT_4O,
             "deepseek-llm" => &DEEPSEEK_LLM,
             "deepseek-coder" => &DEEPSEEK_CODER,
-            "deepseek-v3" | "hunyuan-dense" => &DEEPSEEK_V3,
+            "deepseek-v3" | "hunyuan-dense" | "joyai-llm" | "hy_v4" => &DEEPSEEK_V3,
             "falcon" => &FALCON,
             "bloom" | "gpt3-finnish" | "poro-chat" => &BLOOM,
             "viking" => &VIKING,
@@ -126,7 +135,7 @@ impl Pretokenizer {
                 )));
             }
         };
-        let llama3 = matches!(
+        let whole_pieces = matches!(
             name,
             "llama3"
                 | "llama-v3"
@@ -136,13 +145,14 @@ impl Pretokenizer {
                 | "pixtral"
                 | "midm-2.0"
                 | "lfm2"
+                | "jina-v5-nano"
                 | "tekken"
         );
         Ok(Pretokenizer {
             steps,
             nfc: matches!(name, "qwen2" | "qwen35" | "deepseek-r1-qwen"),
-            ignore_merges: llama3,
-            add_bos: llama3,
+            ignore_merges: whole_pieces,
+            add_bos: whole_pieces,
         })
     }
 

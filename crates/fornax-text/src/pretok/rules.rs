@@ -264,6 +264,12 @@ pub(super) fn newline(t: &[Ch]) -> usize {
     usize::from(first(t, |c| c.is(NEWLINE)))
 }
 
+/// `[^\n]+|[\n]+`
+pub(super) fn line_feeds_or_others(t: &[Ch]) -> usize {
+    let feed = first(t, |c| c.c == '\n');
+    run(t, |c| (c.c == '\n') == feed)
+}
+
 /// `\p{N}`
 pub(super) fn digit(t: &[Ch]) -> usize {
     usize::from(first(t, |c| c.is(N)))
