@@ -60,7 +60,8 @@ pub(crate) struct Scratch {
     pieces: Vec<u32>,
     spare: Vec<u32>,
     symbols: Vec<Symbol>,
-    queue: BinaryHeap<Reverse<(u32, u32, u32, u32)>>,
+    /// Rank and place of each pair that could merge, in one word: the best rank first, then the leftmost.
+    queue: BinaryHeap<Reverse<u64>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -219,13 +220,17 @@ impl Bpe {
         for i in 1..s.symbols.len() as u32 {
             self.offer(s, i - 1, i);
         }
-        while let Some(Reverse((_, at, left, right))) = s.queue.pop() {
+        while let Some(Reverse(entry)) = s.queue.pop() {
+            let (rank, at) = ((entry >> 32) as u32, entry as u32);
             let Symbol { token, prev, next } = s.symbols[at as usize];
-            // Entries outlive their pair; one is still meant if both of its tokens are in place.
-            if token != left || next == NONE || s.symbols[next as usize].token != right {
+            if next == NONE {
                 continue;
             }
-            let Some(merge) = self.merge(left, right) else { continue };
+            // Entries outlive their pair; the rank says whether it is still the one that was meant.
+            let merge = match self.merge(token, s.symbols[next as usize].token) {
+                Some(merge) if merge.rank == rank => merge,
+                _ => continue,
+            };
             let after = s.symbols[next as usize].next;
             s.symbols[next as usize].token = NONE;
             s.symbols[at as usize] = Symbol { token: merge.token, prev, next: after };
@@ -248,7 +253,7 @@ impl Bpe {
     fn offer(&self, s: &mut Scratch, left: u32, right: u32) {
         let (l, r) = (s.symbols[left as usize].token, s.symbols[right as usize].token);
         if let Some(merge) = self.merge(l, r) {
-            s.queue.push(Reverse((merge.rank, left, l, r)));
+            s.queue.push(Reverse(u64::from(merge.rank) << 32 | u64::from(left)));
         }
     }
 }
