@@ -230,6 +230,7 @@ fn has_reason(lines: &[Line]) -> bool {
     if is_reason(last) {
         return true;
     }
+    let mut below = last;
     for line in above {
         let code = line.code.trim();
         if is_reason(line) {
@@ -237,9 +238,12 @@ fn has_reason(lines: &[Line]) -> bool {
         }
         let blank = code.is_empty() && line.comment.is_empty();
         let attribute = code.starts_with("#[");
-        if blank || !attribute && code.ends_with([';', '{', '}', ',']) {
+        // A chain of calls goes on with a dot, whatever the line before it ends with.
+        let goes_on = below.code.trim_start().starts_with('.');
+        if blank || !attribute && !goes_on && code.ends_with([';', '{', '}', ',']) {
             return false;
         }
+        below = line;
     }
     false
 }

@@ -92,6 +92,8 @@ fn unsafe_has_its_reason() {
     assert!(in_rust("// SAFETY: fine,\n// as both know.\nlet a =\n    unsafe { g() };").is_empty());
     assert!(in_rust("// SAFETY: fine.\n#[allow(x)]\nlet a = unsafe { g() };").is_empty());
     assert!(in_rust("let a = unsafe { g() }; // SAFETY: fine.").is_empty());
+    assert!(in_rust("// SAFETY: fine.\nunsafe { g() }\n    .map(|()| unsafe { h() })").is_empty());
+    one(&in_rust("unsafe_free { g() }\n    .map(|()| unsafe { h() })"), "3: unsafe without");
     assert!(in_rust("/// Does it.\nunsafe fn f() {}\n#![forbid(unsafe_code)]").is_empty());
     assert!(in_rust("let s = \"unsafe { }\"; // unsafe { }").is_empty());
 }
