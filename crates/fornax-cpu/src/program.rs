@@ -286,7 +286,13 @@ impl Program for CpuProgram {
 
     fn poll(&mut self, _: &Ticket, out: &mut StepOutput) -> Result<Progress> {
         self.alive()?;
-        out.clone_from(&self.done);
+        // List by list, so that the caller's memory is kept.
+        out.tokens.clone_from(&self.done.tokens);
+        out.logits.clone_from(&self.done.logits);
+        out.logit_rows.clone_from(&self.done.logit_rows);
+        out.logprobs.clone_from(&self.done.logprobs);
+        out.hidden.clone_from(&self.done.hidden);
+        out.hidden_rows.clone_from(&self.done.hidden_rows);
         Ok(Progress::Done)
     }
 

@@ -1,3 +1,5 @@
 //! The CPU provider through the boundary alone.
 
 mod conformance;
+mod invariance;
+mod program;
