@@ -205,6 +205,10 @@ impl Tokenizer {
     /// (`tokenizer.ggml.add_space_prefix`): `false` means none, `true` one at the start and one after each
     /// control token in the text (Hugging Face's `legacy=true`), absent one at the start alone
     /// (`legacy=false`).
+    ///
+    /// Without `special`, user-defined tokens that read like control tokens (`<think>`, `[TOOL_CALLS]`) are
+    /// not parsed either; those that are plain text, such as runs of spaces, always are. With `bos`, BOS
+    /// comes first even if the text spells it out already, as with Hugging Face's tokenizers.
     pub fn encode(&self, text: &str, options: EncodeOptions) -> Vec<u32> {
         self.encode_bytes(text.as_bytes(), options)
     }

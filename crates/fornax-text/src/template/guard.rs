@@ -5,6 +5,9 @@
 //! end of one that its surroundings could complete, a mark (a character that occurs nowhere else) is put
 //! into it. After rendering the marks are taken out again, and no control token may reach across the
 //! places where they were. Harmless values pass through untouched.
+//!
+//! Limit: where a template itself writes the ends of a control token around a value, the token comes about;
+//! that is how templates make tokens of roles (`<|user|>`). Who takes roles from strangers has to check them.
 
 use serde_json::{Map, Value};
 
