@@ -1,1 +1,18 @@
-//! Placeholder.
+//! The CUDA provider: kernels compiled at run time, a step as plain launches, a chain of further
+//! tokens as one captured graph that the device replays without the host. It knows the boundary
+//! (`fornax-plan`), no model and no other provider.
+//!
+//! A machine without an NVIDIA driver gets an error from [`CudaDevice::open`] and nothing else.
+
+mod args;
+mod compiler;
+mod device;
+mod driver;
+mod feed;
+mod kernels;
+mod prepare;
+mod program;
+
+pub use compiler::Compiler;
+pub use device::CudaDevice;
+pub use kernels::{Family, families};

@@ -1,0 +1,54 @@
+// What the host uploads for a step, word by word, as src/feed.rs writes it, and the conversions
+// between 16-bit and 32-bit floats. No header of the toolkit is included: NVRTC alone must do.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// No token, no chain.
+static const u32 NONE = 0xffffffffu;
+
+// A token row. `token` is NONE for the slot's last one; `left` is what the row's chain has still
+// to produce, 0 for a row that is passed over; `round` counts the tokens fed back so far.
+struct Row {
+    u32 token, pos, seq, slot, left, round, spare0, spare1;
+};
+
+// What is wanted of a row. `chain` is the row, among all rows, that the chosen token goes into.
+struct Wanted {
+    u32 row, kind, chain, ticket;
+};
+static const u32 TOKEN = 1, LOGPROB = 2, SETS_LAST = 4;
+
+// A chosen token.
+struct Out {
+    u32 token;
+    float logprob;
+    u32 state, pos;
+};
+static const u32 CHOSEN = 1, UNUSABLE = 2;
+
+// Words of a sequence's stop list: the count, then the tokens.
+static const u32 STOPS = 16;
+
+__device__ inline float half_to_float(u16 h) {
+    float f;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
+    return f;
+}
+
+// To nearest, ties to even.
+__device__ inline u16 float_to_half(float f) {
+    u16 h;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
+    return h;
+}
+
+__device__ inline float warp_sum(float v) {
+    for (int d = 16; d > 0; d >>= 1) v += __shfl_xor_sync(0xffffffffu, v, d);
+    return v;
+}
+
+__device__ inline float negative_infinity() { return __int_as_float(0xff800000); }

@@ -1,0 +1,100 @@
+//! The constant arguments of every kernel, field by field as its source declares them: 4-byte
+//! scalars only, so that both sides agree without padding. It knows no buffer.
+
+/// A 4-byte scalar as the word that carries it.
+pub(crate) trait Word: Copy {
+    fn word(self) -> u32;
+}
+
+impl Word for u32 {
+    fn word(self) -> u32 {
+        self
+    }
+}
+
+impl Word for f32 {
+    fn word(self) -> u32 {
+        self.to_bits()
+    }
+}
+
+macro_rules! args {
+    ($($(#[$doc:meta])* $name:ident { $($(#[$fdoc:meta])* $field:ident: $ty:ty,)* })*) => {$(
+        $(#[$doc])*
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug, PartialEq)]
+        pub(crate) struct $name { $($(#[$fdoc])* pub(crate) $field: $ty,)* }
+
+        impl $name {
+            pub(crate) fn words(self) -> Vec<u32> {
+                vec![$(self.$field.word()),*]
+            }
+        }
+    )*};
+}
+
+// `rows` comes first everywhere: it is the one constant that changes from step to step.
+args! {
+    /// `embed_*`.
+    EmbedArgs { rows: u32, width: u32, vocab: u32, scale: f32, }
+    /// `rms_norm`; `residual` is 0 or 1.
+    NormArgs { rows: u32, width: u32, eps: f32, residual: u32, }
+    /// `matmul_*`; `softcap` is 0 for none, `bias` and `residual` are 0 or 1.
+    MatmulArgs {
+        rows: u32,
+        cols: u32,
+        outs: u32,
+        bias: u32,
+        residual: u32,
+        scale: f32,
+        softcap: f32,
+    }
+    /// `gated_mlp_*`; `act` numbers [`fornax_plan::Activation`] in its order.
+    GatedArgs { rows: u32, cols: u32, outs: u32, bias: u32, act: u32, alpha: f32, limit: f32, }
+    /// `norm_rope`; `halves` is 1 for the NeoX order, `pairs` 0 where nothing is rotated.
+    RopeArgs {
+        rows: u32,
+        heads: u32,
+        dim: u32,
+        norm: u32,
+        eps: f32,
+        pairs: u32,
+        halves: u32,
+        magnitude: f32,
+    }
+    /// `kv_write`; widths are those of all heads together, `stride` of one block table.
+    KvWriteArgs { rows: u32, k_width: u32, v_width: u32, block: u32, stride: u32, }
+    /// `attention`; `window` is 0 for none, `softcap` 0 for none, `sinks` 0 or 1.
+    AttentionArgs {
+        rows: u32,
+        heads: u32,
+        kv_heads: u32,
+        k_width: u32,
+        v_width: u32,
+        block: u32,
+        stride: u32,
+        window: u32,
+        scale: f32,
+        softcap: f32,
+        sinks: u32,
+    }
+    /// `select_rows`.
+    SelectArgs { rows: u32, width: u32, }
+    /// `argmax`: `base` is where this round's rows begin among all rows, `out_first` and
+    /// `out_next` are the outputs of the first round and of each later one.
+    ArgmaxArgs { rows: u32, vocab: u32, base: u32, out_first: u32, out_next: u32, }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_and_fields_agree() {
+        let a = SelectArgs { rows: 3, width: 64 };
+        assert_eq!(a.words(), [3, 64]);
+        let a = EmbedArgs { rows: 1, width: 2, vocab: 3, scale: 2.5 };
+        assert_eq!(a.words(), [1, 2, 3, 2.5f32.to_bits()]);
+        assert_eq!(size_of::<AttentionArgs>(), 4 * 11);
+    }
+}

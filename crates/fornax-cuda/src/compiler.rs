@@ -1,0 +1,240 @@
+//! NVRTC, NVIDIA's run-time compiler, found and loaded at run time. It knows no kernel's meaning.
+//!
+//! It is loaded here and not through `cudarc`, whose loader knows no folders and panics where the
+//! library is missing. Interface: NVRTC User Guide, release 13.0.
+
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::path::{Path, PathBuf};
+use std::ptr;
+
+use fornax_gguf::TensorType;
+use fornax_plan::{Error, Result};
+use libloading::Library;
+
+use crate::kernels::{self, Family};
+
+type Program = *mut std::ffi::c_void;
+
+/// The loaded compiler.
+#[derive(Debug)]
+pub struct Compiler {
+    library: Library,
+    /// Where its built-in functions come from; kept loaded as long as it is.
+    _builtins: Option<Library>,
+    version: (i32, i32),
+}
+
+/// Machine code of one family.
+#[derive(Clone, Debug)]
+pub struct Code {
+    /// The image that the driver loads.
+    pub cubin: Vec<u8>,
+}
+
+impl Compiler {
+    /// Finds and loads the library: in the folder that `FORNAX_NVRTC` names, where the system
+    /// looks for libraries, and where toolkits and their Python packages put it.
+    ///
+    /// # Errors
+    /// `is_unsupported`, naming what was looked for and how to get it.
+    pub fn load() -> Result<Compiler> {
+        let asked = std::env::var_os("FORNAX_NVRTC").map(PathBuf::from);
+        for folder in asked.iter().flat_map(|f| [f.clone(), f.join("nvidia/cu13/lib")]) {
+            if let Some(found) = Compiler::in_folder(&folder) {
+                return Ok(found);
+            }
+        }
+        for name in NAMES {
+            // SAFETY: loading NVRTC runs its initialisers, which have no conditions.
+            if let Ok(library) = unsafe { Library::new(*name) }
+                && let Some(found) = Compiler::from(library, None)
+            {
+                return Ok(found);
+            }
+        }
+        let homes = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os);
+        let usual = ["/usr/local/cuda", "/usr/local/cuda-13", "/usr/local/cuda-13.0", "/opt/cuda"];
+        let homes = homes.map(PathBuf::from).chain(usual.iter().map(PathBuf::from));
+        for folder in homes.flat_map(|h| [h.join("lib64"), h.join("lib"), h.join("bin")]) {
+            if let Some(found) = Compiler::in_folder(&folder) {
+                return Ok(found);
+            }
+        }
+        Err(Error::unsupported(format!(
+            "cuda: the kernel compiler NVRTC was not found (looked for {} on the library path and \
+             under /usr/local/cuda); install CUDA's run-time compiler (`pip install \
+             nvidia-cuda-nvrtc`) and name its folder in FORNAX_NVRTC, or use --device cpu",
+            NAMES.join(", ")
+        )))
+    }
+
+    fn in_folder(folder: &Path) -> Option<Compiler> {
+        let entries = std::fs::read_dir(folder).ok()?;
+        let mut names: Vec<PathBuf> = entries.filter_map(|e| Some(e.ok()?.path())).collect();
+        names.sort();
+        let named = |part: &str| {
+            let has = |p: &&PathBuf| {
+                let name = p.file_name().map(|n| n.to_string_lossy().into_owned());
+                name.is_some_and(|n| n.starts_with(part) && !n.contains(".alt."))
+            };
+            names.iter().find(has)
+        };
+        // The compiler looks for its built-in functions on the library path alone; once loaded,
+        // they are found by name.
+        let builtins = named("libnvrtc-builtins.so").or_else(|| named("nvrtc-builtins"));
+        let library = named("libnvrtc.so").or_else(|| named("nvrtc64"))?;
+        // SAFETY: as above.
+        let builtins = builtins.and_then(|p| unsafe { Library::new(p) }.ok());
+        // SAFETY: as above.
+        let library = unsafe { Library::new(library) }.ok()?;
+        Compiler::from(library, builtins)
+    }
+
+    fn from(library: Library, builtins: Option<Library>) -> Option<Compiler> {
+        let (mut major, mut minor) = (0, 0);
+        {
+            // SAFETY: the signature is that of the interface.
+            let version = unsafe {
+                library
+                    .get::<unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int>(b"nvrtcVersion\0")
+            };
+            // SAFETY: both pointers are valid for the call.
+            let status = unsafe { version.ok()?(&raw mut major, &raw mut minor) };
+            if status != 0 {
+                return None;
+            }
+        }
+        Some(Compiler { library, _builtins: builtins, version: (major, minor) })
+    }
+
+    /// The compiler's release.
+    pub fn version(&self) -> (i32, i32) {
+        self.version
+    }
+
+    /// Compiles a family for an architecture (90 for sm_90) with entries for these formats; every
+    /// format where none are given.
+    ///
+    /// # Errors
+    /// `is_malformed` with the compiler's log, or naming an entry that the code lacks.
+    pub fn compile(&self, family: &Family, types: &[TensorType], arch: u32) -> Result<Code> {
+        let types = if types.is_empty() { kernels::WEIGHT_TYPES } else { types };
+        let name = format!("{}.cu", family.name);
+        let cubin = self.cubin(&name, &family.source_for(types), arch)?;
+        for entry in family.entries_for(types) {
+            let section = format!(".text.{entry}\0");
+            if !cubin.windows(section.len()).any(|w| w == section.as_bytes()) {
+                let what = format!("cuda: {name}, compiled for sm_{arch}, has no entry {entry}");
+                return Err(Error::malformed(what));
+            }
+        }
+        Ok(Code { cubin })
+    }
+
+    fn cubin(&self, name: &str, source: &str, arch: u32) -> Result<Vec<u8>> {
+        let text =
+            |s: &str| CString::new(s).map_err(|_| Error::malformed("cuda: a NUL in a source"));
+        let (c_name, c_source) = (text(name)?, text(source)?);
+        let bodies: Vec<CString> =
+            kernels::HEADERS.iter().map(|h| text(h.1)).collect::<Result<_>>()?;
+        let names: Vec<CString> =
+            kernels::HEADERS.iter().map(|h| text(h.0)).collect::<Result<_>>()?;
+        let pointers = |all: &[CString]| all.iter().map(|s| s.as_ptr()).collect::<Vec<_>>();
+        let (bodies_at, names_at) = (pointers(&bodies), pointers(&names));
+        let create = self.symbol::<CreateProgram>(b"nvrtcCreateProgram\0")?;
+        let mut program: Program = ptr::null_mut();
+        // SAFETY: every pointer is to NUL-terminated text that outlives the program.
+        let status = unsafe {
+            create(
+                &raw mut program,
+                c_source.as_ptr(),
+                c_name.as_ptr(),
+                bodies_at.len() as c_int,
+                bodies_at.as_ptr(),
+                names_at.as_ptr(),
+            )
+        };
+        self.checked(status, name, "taking the source")?;
+        let result = self.compile_program(program, name, arch);
+        let destroy = self.symbol::<OnProgramRef>(b"nvrtcDestroyProgram\0")?;
+        // SAFETY: created above, destroyed once.
+        unsafe { destroy(&raw mut program) };
+        result
+    }
+
+    fn compile_program(&self, program: Program, name: &str, arch: u32) -> Result<Vec<u8>> {
+        let options = [format!("--gpu-architecture=sm_{arch}"), "--std=c++17".to_string()];
+        let options: Vec<CString> =
+            options.into_iter().filter_map(|o| CString::new(o).ok()).collect();
+        let at: Vec<*const c_char> = options.iter().map(|o| o.as_ptr()).collect();
+        let compile = self.symbol::<CompileProgram>(b"nvrtcCompileProgram\0")?;
+        // SAFETY: the program is alive, the options are NUL-terminated.
+        let status = unsafe { compile(program, at.len() as c_int, at.as_ptr()) };
+        if status != 0 {
+            let log = self.text(program, b"nvrtcGetProgramLogSize\0", b"nvrtcGetProgramLog\0")?;
+            let log = String::from_utf8_lossy(&log);
+            let log = log.trim_end_matches(['\0', '\n']);
+            let why = self.explain(status);
+            let what = format!("cuda: compiling {name} for sm_{arch}: {why}\n{log}");
+            return Err(Error::malformed(what));
+        }
+        self.text(program, b"nvrtcGetCUBINSize\0", b"nvrtcGetCUBIN\0")
+    }
+
+    fn text(&self, program: Program, size: &[u8], get: &[u8]) -> Result<Vec<u8>> {
+        let size_of = self.symbol::<SizeOf>(size)?;
+        let mut len = 0usize;
+        // SAFETY: the program is alive.
+        let status = unsafe { size_of(program, &raw mut len) };
+        self.checked(status, "a program", "asking for a size")?;
+        let mut bytes = vec![0u8; len];
+        let get = self.symbol::<Get>(get)?;
+        // SAFETY: the compiler writes as many bytes as it has said.
+        let status = unsafe { get(program, bytes.as_mut_ptr().cast()) };
+        self.checked(status, "a program", "reading its result")?;
+        Ok(bytes)
+    }
+
+    fn symbol<T>(&self, name: &[u8]) -> Result<libloading::Symbol<'_, T>> {
+        // SAFETY: the caller names the type that the interface gives this function.
+        unsafe { self.library.get(name) }.map_err(|e| {
+            let name = String::from_utf8_lossy(&name[..name.len() - 1]).into_owned();
+            Error::unsupported(format!("cuda: NVRTC has no {name}: {e}; a newer release is needed"))
+        })
+    }
+
+    fn checked(&self, status: c_int, what: &str, doing: &str) -> Result<()> {
+        if status == 0 {
+            return Ok(());
+        }
+        let why = self.explain(status);
+        Err(Error::malformed(format!("cuda: compiling {what}: {doing}: {why}")))
+    }
+
+    fn explain(&self, status: c_int) -> String {
+        match self.symbol::<unsafe extern "C" fn(c_int) -> *const c_char>(b"nvrtcGetErrorString\0")
+        {
+            // SAFETY: the function returns static text for every number.
+            Ok(f) => unsafe { CStr::from_ptr(f(status)) }.to_string_lossy().into_owned(),
+            Err(_) => format!("status {status}"),
+        }
+    }
+}
+
+type CreateProgram = unsafe extern "C" fn(
+    *mut Program,
+    *const c_char,
+    *const c_char,
+    c_int,
+    *const *const c_char,
+    *const *const c_char,
+) -> c_int;
+type CompileProgram = unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int;
+type OnProgramRef = unsafe extern "C" fn(*mut Program) -> c_int;
+type SizeOf = unsafe extern "C" fn(Program, *mut usize) -> c_int;
+type Get = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
+
+#[cfg(windows)]
+const NAMES: &[&str] = &["nvrtc64_130_0.dll", "nvrtc64_120_0.dll"];
+#[cfg(not(windows))]
+const NAMES: &[&str] = &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];

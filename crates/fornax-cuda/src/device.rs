@@ -1,0 +1,67 @@
+//! The device as the boundary sees it. It knows no step.
+
+use std::sync::Arc;
+
+use fornax_plan::{ActMode, Device, DeviceInfo, Limits, Plan, Program, Refusal, Result};
+
+use crate::compiler::Compiler;
+use crate::driver::Gpu;
+use crate::feed::Shape;
+use crate::kernels;
+use crate::prepare::{self, KV_BLOCK};
+use crate::program::CudaProgram;
+
+/// One NVIDIA GPU.
+#[derive(Debug)]
+pub struct CudaDevice {
+    gpu: Arc<Gpu>,
+    compiler: Compiler,
+}
+
+impl CudaDevice {
+    /// Opens the GPU of this number and finds the kernel compiler.
+    ///
+    /// # Errors
+    /// `is_unsupported` where there is no driver, no such GPU or no compiler; says what is
+    /// missing and what would help. Nothing panics.
+    pub fn open(ordinal: u32) -> Result<CudaDevice> {
+        Ok(CudaDevice { gpu: Gpu::open(ordinal)?, compiler: Compiler::load()? })
+    }
+}
+
+impl Device for CudaDevice {
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo {
+            kind: "cuda",
+            name: self.gpu.name.clone(),
+            tier: format!("sm_{}", self.gpu.arch),
+            threads: 1,
+            kv_block: KV_BLOCK,
+            act: ActMode::F32,
+            weight_types: kernels::WEIGHT_TYPES.to_vec(),
+        }
+    }
+
+    fn supports(&self, plan: &Plan, limits: &Limits) -> Vec<Refusal> {
+        prepare::refusals(plan, limits)
+    }
+
+    fn prepare(&self, plan: &Plan, limits: &Limits) -> Result<Box<dyn Program>> {
+        let shape = Shape::new(plan, limits);
+        let prepared = prepare::prepare(&self.gpu, &self.compiler, plan, limits, &shape)?;
+        let program = CudaProgram::new(Arc::clone(&self.gpu), plan, limits, shape, prepared)?;
+        Ok(Box::new(program))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_without_gpu_or_compiler_gets_an_error_and_no_panic() {
+        // With a driver the number is out of range; without one, the driver is missing.
+        let e = CudaDevice::open(1_000).unwrap_err();
+        assert!(e.is_unsupported() && e.to_string().contains("--device cpu"), "{e}");
+    }
+}

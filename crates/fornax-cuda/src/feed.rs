@@ -1,0 +1,240 @@
+//! A ragged step and the chain behind it as the words that the device reads: uploaded once, after
+//! which every further token is the device's own. It knows no buffer and no kernel.
+//!
+//! Rows: `rows` for what the host gives, then one chain row for every sequence that feeds tokens
+//! back; the kernel that chooses a token writes it, its position and what is left into the chain
+//! row, in place, and the next round reads it there.
+
+use std::ops::Range;
+
+use fornax_plan::{
+    Batch, Error, Limits, Plan, Result, SampleParams, SeqStep, SlotId, Tokens, Want,
+};
+
+/// Words of a row: token (or [`NONE`]: the slot's last), position, sequence, slot, tokens still
+/// to come from it, round, two spare.
+pub(crate) const ROW: usize = 8;
+/// Words of a wanted row: row, [`TOKEN`]…, chain row among all rows or [`NONE`], ticket.
+pub(crate) const WANTED: usize = 4;
+/// Words of an output: token, log-probability, state ([`CHOSEN`]…), position.
+pub(crate) const OUT: usize = 4;
+/// Words of a sequence's stop list: the count, then the tokens.
+pub(crate) const STOPS: usize = 16;
+/// No token, no chain.
+pub(crate) const NONE: u32 = u32::MAX;
+
+/// Wanted: choose a token.
+pub(crate) const TOKEN: u32 = 1;
+/// Wanted: with its log-probability.
+pub(crate) const LOGPROB: u32 = 2;
+/// Wanted: this choice becomes the slot's last token.
+pub(crate) const SETS_LAST: u32 = 4;
+
+/// Output: a token.
+pub(crate) const CHOSEN: u32 = 1;
+/// Output: no logit of the row was usable.
+pub(crate) const UNUSABLE: u32 = 2;
+
+/// Rounds of one ticket at most.
+pub(crate) const CHAIN_MAX: u32 = 64;
+
+/// Where everything lies in the uploaded words.
+#[derive(Clone, Debug)]
+pub(crate) struct Shape {
+    slots: usize,
+    rows: usize,
+    wanted: usize,
+    groups: usize,
+    /// Entries of one block table.
+    pub(crate) stride: usize,
+}
+
+impl Shape {
+    pub(crate) fn new(plan: &Plan, limits: &Limits) -> Shape {
+        Shape {
+            slots: limits.slots as usize,
+            rows: limits.rows as usize,
+            wanted: limits.wanted as usize,
+            groups: plan.kv.len(),
+            stride: limits.kv_blocks as usize,
+        }
+    }
+
+    /// Rows that the host gives, then the chain rows.
+    pub(crate) fn all_rows(&self) -> Range<usize> {
+        0..(self.rows + self.slots) * ROW
+    }
+
+    /// The first chain row among all rows.
+    pub(crate) fn chain_base(&self) -> usize {
+        self.rows
+    }
+
+    pub(crate) fn wanted(&self) -> Range<usize> {
+        let start = self.all_rows().end;
+        start..start + self.wanted * WANTED
+    }
+
+    pub(crate) fn chain_wanted(&self) -> Range<usize> {
+        let start = self.wanted().end;
+        start..start + self.slots * WANTED
+    }
+
+    pub(crate) fn stops(&self) -> Range<usize> {
+        let start = self.chain_wanted().end;
+        start..start + self.slots * STOPS
+    }
+
+    /// One group's block tables, sequence after sequence.
+    pub(crate) fn tables(&self, group: usize) -> Range<usize> {
+        let len = self.slots * self.stride;
+        let start = self.stops().end + group * len;
+        start..start + len
+    }
+
+    /// All words.
+    pub(crate) fn len(&self) -> usize {
+        self.stops().end + self.groups * self.slots * self.stride
+    }
+
+    /// Words of all outputs of a ticket.
+    pub(crate) fn out_len(&self) -> usize {
+        (self.wanted + (CHAIN_MAX as usize - 1) * self.slots) * OUT
+    }
+
+    /// Outputs of the first round, and of each later one.
+    pub(crate) fn out_counts(&self) -> (usize, usize) {
+        (self.wanted, self.slots)
+    }
+}
+
+/// One step's words and counts; reused from step to step.
+#[derive(Debug)]
+pub(crate) struct Feed {
+    pub(crate) words: Vec<u32>,
+    /// The step as flat rows: what the results are told by.
+    pub(crate) batch: Batch,
+    /// Sequence of every chain row.
+    pub(crate) chain: Vec<u32>,
+    /// Rounds of the ticket, the first included.
+    pub(crate) rounds: u32,
+}
+
+impl Feed {
+    pub(crate) fn new(shape: &Shape, limits: &Limits) -> Feed {
+        Feed {
+            words: vec![0; shape.len()],
+            batch: Batch::with_capacity(limits),
+            chain: Vec::with_capacity(shape.slots),
+            rounds: 1,
+        }
+    }
+
+    /// Checks the step and lays out its words. `known` says whether a slot has chosen a token,
+    /// or will have when this step runs.
+    ///
+    /// # Errors
+    /// `is_malformed` as [`Batch::fill`], `is_unsupported` for a way of choosing that the device
+    /// does not have.
+    #[allow(clippy::too_many_arguments, reason = "one call, from submit")]
+    pub(crate) fn fill(
+        &mut self,
+        step: &[SeqStep<'_>],
+        plan: &Plan,
+        limits: &Limits,
+        kv_block: u32,
+        shape: &Shape,
+        ticket: u32,
+        known: impl Fn(SlotId) -> bool,
+    ) -> Result<()> {
+        // The token itself is on the device; any valid one stands for it in the check.
+        self.batch.fill(step, plan, limits, kv_block, |slot| known(slot).then_some(0))?;
+        self.chain.clear();
+        self.rounds = 1;
+        for (ix, seq) in step.iter().enumerate() {
+            check(ix, seq)?;
+            self.rounds = self.rounds.max(seq.max_new);
+            let stops = &mut self.words[shape.stops()][ix * STOPS..][..STOPS];
+            stops[0] = seq.stop.len() as u32;
+            stops[1..=seq.stop.len()].copy_from_slice(seq.stop);
+            for (group, table) in seq.tables.iter().enumerate() {
+                let n = table.len().min(shape.stride);
+                let to = &mut self.words[shape.tables(group)][ix * shape.stride..][..n];
+                to.iter_mut().zip(*table).for_each(|(to, block)| *to = block.0);
+            }
+        }
+        self.rows(step, shape);
+        self.wants(step, shape, ticket);
+        Ok(())
+    }
+
+    fn rows(&mut self, step: &[SeqStep<'_>], shape: &Shape) {
+        for span in &self.batch.spans {
+            let last = matches!(step[span.seq as usize].tokens, Tokens::Last { .. });
+            for row in span.start..span.start + span.rows {
+                let r = self.batch.rows[row as usize];
+                let token = if last && row == span.start { NONE } else { r.token };
+                let words = [token, r.pos, r.seq, span.slot.0, 1, 0, 0, 0];
+                self.words[row as usize * ROW..][..ROW].copy_from_slice(&words);
+            }
+            let seq = &step[span.seq as usize];
+            if seq.max_new > 1 {
+                let at = shape.chain_base() + self.chain.len();
+                let words = [0, 0, span.seq, span.slot.0, seq.max_new, 1, 0, 0];
+                self.words[at * ROW..][..ROW].copy_from_slice(&words);
+                self.chain.push(span.seq);
+            }
+        }
+    }
+
+    fn wants(&mut self, step: &[SeqStep<'_>], shape: &Shape, ticket: u32) {
+        let Batch { rows, wanted, spans, .. } = &self.batch;
+        let kind = |want: Want| match want {
+            Want::Token { logprob } => TOKEN | if logprob { LOGPROB } else { 0 },
+            _ => 0,
+        };
+        for (ix, w) in wanted.iter().enumerate() {
+            let seq = rows[w.row as usize].seq;
+            let mut flags = kind(w.want);
+            let later = |o: &fornax_plan::Wanted| {
+                rows[o.row as usize].seq == seq && kind(o.want) & TOKEN != 0
+            };
+            if flags & TOKEN != 0 && !wanted[ix + 1..].iter().any(later) {
+                flags |= SETS_LAST;
+            }
+            let span = spans[seq as usize];
+            let chained = w.row + 1 == span.start + span.rows;
+            let chain = self.chain.iter().position(|c| chained && *c == seq);
+            let chain = chain.map_or(NONE, |c| (shape.chain_base() + c) as u32);
+            let words = [w.row, flags, chain, ticket];
+            self.words[shape.wanted()][ix * WANTED..][..WANTED].copy_from_slice(&words);
+        }
+        for (ix, seq) in self.chain.iter().enumerate() {
+            let want = step[*seq as usize].wants.last().map_or(0, |(_, w)| kind(*w));
+            let chain = (shape.chain_base() + ix) as u32;
+            let words = [ix as u32, want | SETS_LAST, chain, ticket];
+            self.words[shape.chain_wanted()][ix * WANTED..][..WANTED].copy_from_slice(&words);
+        }
+    }
+}
+
+/// What this form of the device does not do in a step, by name.
+fn check(ix: usize, seq: &SeqStep<'_>) -> Result<()> {
+    let no = |what: String| Err(Error::unsupported(format!("step, sequence {ix}: {what}")));
+    if seq.sample.is_some_and(|s| !greedy(&s)) {
+        return no("the device chooses the highest logit only; sample on the host".into());
+    }
+    if seq.max_new > CHAIN_MAX {
+        return no(format!("{} tokens in one ticket, at most {CHAIN_MAX}", seq.max_new));
+    }
+    if seq.stop.len() >= STOPS {
+        return no(format!("{} stop tokens, at most {}", seq.stop.len(), STOPS - 1));
+    }
+    Ok(())
+}
+
+fn greedy(s: &SampleParams) -> bool {
+    let penalises =
+        s.repeat_penalty != 1.0 || s.frequency_penalty != 0.0 || s.presence_penalty != 0.0;
+    s.temperature == 0.0 && (s.penalty_window == 0 || !penalises)
+}

@@ -1,0 +1,482 @@
+//! A prepared plan at work: the given rows as launches (or a graph, where only single tokens go
+//! on), the chain behind them as one graph replayed on the device, one wait for the results. It
+//! knows no kernel.
+
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use fornax_gguf::blocks::{f16_to_f32, f32_to_f16};
+use fornax_plan::{
+    BlockId, Cmd, Error, KvType, Limits, MemoryUse, Op, OpTime, Plan, Program, Progress, Result,
+    RowOut, SeqStep, SlotId, StepOutput, Ticket, TokenOut, Want, sample,
+};
+
+use crate::driver::{Event, Gpu, Graph, Pinned};
+use crate::feed::{CHOSEN, Feed, OUT, ROW, Shape, UNUSABLE};
+use crate::prepare::{Action, Extent, KV_BLOCK, Place, Prepared};
+
+/// Steps that may be under way at once; each has host memory of its own.
+const IN_FLIGHT_MAX: usize = 2;
+
+/// The host's side of one step in flight.
+#[derive(Debug)]
+struct Frame {
+    feed: Feed,
+    upload: Pinned,
+    out: Pinned,
+    /// Grown when a step first asks for so many rows.
+    logits: Option<(usize, Pinned)>,
+    hidden: Option<(usize, Pinned)>,
+    done: Event,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Flight {
+    ticket: Ticket,
+    frame: usize,
+}
+
+/// One round: which rows of the step's words, and how many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Round {
+    first: bool,
+    rows: u32,
+    wanted: u32,
+}
+
+#[derive(Debug)]
+pub(crate) struct CudaProgram {
+    // Graphs and frames wait for the stream when dropped, so they come before what they use.
+    graphs: HashMap<Round, Graph>,
+    frames: Vec<Frame>,
+    prepared: Prepared,
+    gpu: Arc<Gpu>,
+    plan: Plan,
+    limits: Limits,
+    shape: Shape,
+    free: Vec<usize>,
+    flights: VecDeque<Flight>,
+    /// By slot: a token is chosen, or will be by a step in flight.
+    known: Vec<bool>,
+    tickets: u32,
+    /// Filled while profiling: seconds by op.
+    times: Option<Vec<f64>>,
+    vocab: usize,
+    width: usize,
+}
+
+impl CudaProgram {
+    pub(crate) fn new(
+        gpu: Arc<Gpu>,
+        plan: &Plan,
+        limits: &Limits,
+        shape: Shape,
+        prepared: Prepared,
+    ) -> Result<CudaProgram> {
+        let frame = |_| {
+            Ok(Frame {
+                feed: Feed::new(&shape, limits),
+                upload: gpu.pinned(shape.len())?,
+                out: gpu.pinned(shape.out_len())?,
+                logits: None,
+                hidden: None,
+                done: gpu.event()?,
+            })
+        };
+        let frames = (0..IN_FLIGHT_MAX).map(frame).collect::<Result<Vec<_>>>()?;
+        let (vocab, width) = widths(plan);
+        Ok(CudaProgram {
+            graphs: HashMap::new(),
+            frames,
+            prepared,
+            plan: plan.clone(),
+            limits: limits.clone(),
+            free: (0..IN_FLIGHT_MAX).collect(),
+            flights: VecDeque::with_capacity(IN_FLIGHT_MAX),
+            known: vec![false; limits.slots as usize],
+            tickets: 0,
+            times: None,
+            vocab,
+            width,
+            shape,
+            gpu,
+        })
+    }
+
+    /// Queues the step and its chain. Nothing here waits.
+    fn queue(&mut self, frame: usize) -> Result<()> {
+        let f = &mut self.frames[frame];
+        let batch = &f.feed.batch;
+        let host = |w: &fornax_plan::Wanted| !matches!(w.want, Want::Token { .. });
+        let copies = batch.wanted.iter().any(host);
+        let (rows, wanted) = (batch.rows.len() as u32, batch.wanted.len() as u32);
+        let (chain, rounds) = (f.feed.chain.len() as u32, f.feed.rounds);
+        f.upload.words_mut()[..f.feed.words.len()].copy_from_slice(&f.feed.words);
+        self.gpu.upload_queued(&self.prepared.feed, &f.upload, f.feed.words.len())?;
+        self.gpu.clear_queued(&self.prepared.out)?;
+        if copies {
+            self.room(frame, wanted as usize)?;
+        }
+        let first = Round { first: true, rows, wanted };
+        // One token a sequence, all of them chosen on the device: the shape of steady decoding.
+        if rows == wanted && !copies && rows <= self.limits.slots {
+            self.replay(first)?;
+        } else {
+            self.launches(first, copies.then_some(frame))?;
+        }
+        for _ in 1..rounds {
+            self.replay(Round { first: false, rows: chain, wanted: chain })?;
+        }
+        let f = &mut self.frames[frame];
+        self.gpu.download_queued(self.prepared.out.ptr, &mut f.out, self.shape.out_len())?;
+        f.done.record()
+    }
+
+    /// Host memory for so many rows of logits and of hidden values.
+    fn room(&mut self, frame: usize, rows: usize) -> Result<()> {
+        let f = &mut self.frames[frame];
+        for (to, width) in [(&mut f.logits, self.vocab), (&mut f.hidden, self.width)] {
+            if width > 0 && to.as_ref().is_none_or(|(have, _)| *have < rows) {
+                *to = None;
+                *to = Some((rows, self.gpu.pinned(rows * width)?));
+            }
+        }
+        Ok(())
+    }
+
+    /// Queues a round as one graph, captured when its shape is first met.
+    fn replay(&mut self, round: Round) -> Result<()> {
+        if self.times.is_some() {
+            return self.launches(round, None);
+        }
+        if let Some(graph) = self.graphs.get(&round) {
+            return graph.launch();
+        }
+        let gpu = Arc::clone(&self.gpu);
+        let graph = gpu.capture(|| self.launches(round, None))?;
+        graph.launch()?;
+        self.graphs.insert(round, graph);
+        Ok(())
+    }
+
+    /// Queues a round launch by launch.
+    fn launches(&mut self, round: Round, copies: Option<usize>) -> Result<()> {
+        let feed = self.prepared.feed.ptr;
+        let base = if round.first { 0 } else { self.shape.chain_base() };
+        let wanted = if round.first { self.shape.wanted() } else { self.shape.chain_wanted() };
+        let rows_at = feed + 4 * (base * ROW) as u64;
+        let wanted_at = feed + 4 * wanted.start as u64;
+        let address = |place: &Place| match place {
+            Place::At(at) => *at,
+            Place::Rows => rows_at,
+            Place::Wanted => wanted_at,
+        };
+        let mut words = [0u32; 16];
+        let mut pointers = [0u64; 12];
+        for action in &self.prepared.actions {
+            let started = self.times.is_some().then(Instant::now);
+            match action {
+                Action::Launch {
+                    op,
+                    function,
+                    grid,
+                    threads,
+                    extent,
+                    constants,
+                    base_at,
+                    places,
+                } => {
+                    let rows = if *extent == Extent::Rows { round.rows } else { round.wanted };
+                    if rows == 0 {
+                        continue;
+                    }
+                    let words = &mut words[..constants.len()];
+                    words.copy_from_slice(constants);
+                    words[0] = rows;
+                    if let Some(at) = base_at {
+                        words[*at] = base as u32;
+                    }
+                    let pointers = &mut pointers[..places.len()];
+                    pointers.iter_mut().zip(places).for_each(|(to, p)| *to = address(p));
+                    self.gpu.launch(function, grid.of(rows), *threads, words, pointers)?;
+                    if let (Some(times), Some(started)) = (&mut self.times, started) {
+                        self.gpu.finish()?;
+                        times[*op as usize] += started.elapsed().as_secs_f64();
+                    }
+                }
+                Action::CopyLogits { from } | Action::CopyHidden { from } => {
+                    let Some(frame) = copies else { continue };
+                    let f = &mut self.frames[frame];
+                    let (to, width) = match action {
+                        Action::CopyLogits { .. } => (&mut f.logits, self.vocab),
+                        _ => (&mut f.hidden, self.width),
+                    };
+                    if let Some((_, to)) = to {
+                        self.gpu.download_queued(*from, to, round.wanted as usize * width)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn collect(&self, frame: usize, out: &mut StepOutput) -> Result<()> {
+        let f = &self.frames[frame];
+        let (batch, words) = (&f.feed.batch, f.out.words());
+        let (first, next) = self.shape.out_counts();
+        let mut token = |seq: u32, at: usize| {
+            let [token, logprob, state, pos] = [0, 1, 2, 3].map(|i| words[at * OUT + i]);
+            if state == UNUSABLE {
+                return Err(Error::malformed(format!(
+                    "sampling: no usable logit at position {pos} (all NaN or -inf)"
+                )));
+            }
+            if state == CHOSEN {
+                out.tokens.push(TokenOut { seq, pos, token, logprob: f32::from_bits(logprob) });
+            }
+            Ok(())
+        };
+        for (ix, wanted) in batch.wanted.iter().enumerate() {
+            if matches!(wanted.want, Want::Token { .. }) {
+                token(batch.rows[wanted.row as usize].seq, ix)?;
+            }
+        }
+        for round in 1..f.feed.rounds as usize {
+            for (ix, seq) in f.feed.chain.iter().enumerate() {
+                token(*seq, first + (round - 1) * next + ix)?;
+            }
+        }
+        out.tokens.sort_by_key(|t| (t.seq, t.pos));
+        for (ix, wanted) in batch.wanted.iter().enumerate() {
+            let at = batch.rows[wanted.row as usize];
+            let at = RowOut { seq: at.seq, pos: at.pos };
+            let row = |rows: &Option<(usize, Pinned)>, width: usize, what: &str| match rows {
+                Some((_, p)) if width > 0 => {
+                    let words = &p.words()[ix * width..][..width];
+                    Ok(words.iter().map(|w| f32::from_bits(*w)).collect::<Vec<_>>())
+                }
+                _ => Err(Error::malformed(format!("step: the plan computes no {what}"))),
+            };
+            match wanted.want {
+                Want::Token { .. } => {}
+                Want::Logits => {
+                    out.logits.extend(row(&f.logits, self.vocab, "logits")?);
+                    out.logit_rows.push(at);
+                }
+                Want::LogprobOf(id) => {
+                    let logits = row(&f.logits, self.vocab, "logits")?;
+                    out.logprobs.push((at, sample::logprob_of(&logits, id)));
+                }
+                Want::Hidden => {
+                    out.hidden.extend(row(&f.hidden, self.width, "hidden rows")?);
+                    out.hidden_rows.push(at);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn flight(&self, ticket: Ticket) -> Result<usize> {
+        self.flights
+            .iter()
+            .position(|f| f.ticket == ticket)
+            .ok_or_else(|| Error::malformed(format!("ticket {} is not under way", ticket.0)))
+    }
+
+    fn check_blocks(&self, group: u32, blocks: &[BlockId], tokens: u32) -> Result<()> {
+        let groups = self.plan.kv.len();
+        if group as usize >= groups {
+            return Err(Error::malformed(format!("kv group {group}, expected less than {groups}")));
+        }
+        if let Some(b) = blocks.iter().find(|b| b.0 >= self.limits.kv_blocks) {
+            let have = self.limits.kv_blocks;
+            return Err(Error::malformed(format!("kv block {}, the pool has {have}", b.0)));
+        }
+        let (have, need) = (blocks.len(), tokens.div_ceil(KV_BLOCK) as usize);
+        if have < need {
+            return Err(Error::malformed(format!("kv table of {have} blocks, {need} are needed")));
+        }
+        Ok(())
+    }
+
+    /// Address and elements of every token of a range: layer by layer, keys before values.
+    fn kv_places(&self, group: u32, table: &[BlockId], tokens: Range<u32>) -> Vec<(u64, usize)> {
+        let g = &self.plan.kv[group as usize];
+        let widths = [g.heads * g.k_width, g.heads * g.v_width].map(|w| w as usize);
+        let bytes = self.element_bytes();
+        let mut all = Vec::new();
+        for pool in &self.prepared.pools[group as usize] {
+            for pos in tokens.clone() {
+                let block = table[(pos / KV_BLOCK) as usize].ix();
+                let at = block * KV_BLOCK as usize + (pos % KV_BLOCK) as usize;
+                for (memory, width) in [(&pool.keys, widths[0]), (&pool.values, widths[1])] {
+                    all.push((memory.ptr + (at * width * bytes) as u64, width));
+                }
+            }
+        }
+        all
+    }
+
+    fn element_bytes(&self) -> usize {
+        if self.limits.kv_type == KvType::F32 { 4 } else { 2 }
+    }
+
+    fn read_kv(&self, at: u64, elements: usize, out: &mut Vec<f32>) -> Result<()> {
+        let mut bytes = vec![0; elements * self.element_bytes()];
+        self.gpu.read(at, &mut bytes)?;
+        if self.limits.kv_type == KvType::F32 {
+            let word = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+            out.extend(bytes.chunks_exact(4).map(word));
+        } else {
+            let half = |b: &[u8]| f16_to_f32(u16::from_le_bytes([b[0], b[1]]));
+            out.extend(bytes.chunks_exact(2).map(half));
+        }
+        Ok(())
+    }
+
+    fn write_kv(&self, at: u64, data: &[f32]) -> Result<()> {
+        let bytes: Vec<u8> = if self.limits.kv_type == KvType::F32 {
+            data.iter().flat_map(|v| v.to_le_bytes()).collect()
+        } else {
+            data.iter().flat_map(|v| f32_to_f16(*v).to_le_bytes()).collect()
+        };
+        self.gpu.write(at, &bytes)
+    }
+}
+
+/// Elements of a row of logits and of a hidden row; 0 where the plan hands none out.
+fn widths(plan: &Plan) -> (usize, usize) {
+    let (mut vocab, mut width) = (0, 0);
+    for op in &plan.ops {
+        match op {
+            Op::Sample { logits } => vocab = plan.width(*logits) as usize,
+            Op::HiddenOut { x } => width = plan.width(*x) as usize,
+            _ => {}
+        }
+    }
+    (vocab, width)
+}
+
+impl Program for CudaProgram {
+    fn submit(&mut self, step: &[SeqStep<'_>]) -> Result<Ticket> {
+        self.gpu.enter()?;
+        let Some(&frame) = self.free.last() else {
+            return Err(Error::malformed(format!(
+                "step: {IN_FLIGHT_MAX} steps are under way, wait for one of them first"
+            )));
+        };
+        let ticket = self.tickets + 1;
+        let known = |slot: SlotId| self.known.get(slot.ix()).copied().unwrap_or(false);
+        let feed = &mut self.frames[frame].feed;
+        feed.fill(step, &self.plan, &self.limits, KV_BLOCK, &self.shape, ticket, known)?;
+        self.tickets = ticket;
+        self.queue(frame)?;
+        for seq in step {
+            let chooses = seq.wants.iter().any(|(_, w)| matches!(w, Want::Token { .. }));
+            self.known[seq.slot.ix()] |= chooses;
+        }
+        self.free.pop();
+        let ticket = Ticket(ticket.into());
+        self.flights.push_back(Flight { ticket, frame });
+        Ok(ticket)
+    }
+
+    fn poll(&mut self, ticket: &Ticket, out: &mut StepOutput) -> Result<Progress> {
+        let frame = self.flights[self.flight(*ticket)?].frame;
+        out.clear();
+        if !self.frames[frame].done.passed()? {
+            return Ok(Progress::Running);
+        }
+        self.collect(frame, out)?;
+        Ok(Progress::Done)
+    }
+
+    fn wait(&mut self, ticket: Ticket, out: &mut StepOutput) -> Result<()> {
+        let at = self.flight(ticket)?;
+        out.clear();
+        let frame = self.flights[at].frame;
+        let waited = self.frames[frame].done.wait();
+        self.flights.remove(at);
+        self.free.push(frame);
+        waited?;
+        self.collect(frame, out)
+    }
+
+    fn stop(&mut self, slot: SlotId) {
+        if slot.0 < self.limits.slots {
+            // A GPU that is lost is told by the next wait; there is nothing to stop any more.
+            let _ = self.gpu.poke(self.prepared.stop.ptr + 4 * u64::from(slot.0), self.tickets);
+        }
+    }
+
+    fn command(&mut self, command: Cmd<'_>) -> Result<()> {
+        self.gpu.enter()?;
+        match command {
+            Cmd::CopyBlock { group, from, to } => {
+                self.check_blocks(group, &[from, to], 0)?;
+                let places = |block| self.kv_places(group, &[block], 0..KV_BLOCK);
+                // A block's tokens lie one after the other: one copy a pool would do, and does
+                // not matter yet.
+                for ((from, width), (to, _)) in places(from).into_iter().zip(places(to)) {
+                    self.gpu.copy_queued(from, to, width * self.element_bytes())?;
+                }
+            }
+            Cmd::ReadKv { group, table, tokens, out } => {
+                self.check_blocks(group, table, tokens.end)?;
+                out.clear();
+                for (at, width) in self.kv_places(group, table, tokens) {
+                    self.read_kv(at, width, out)?;
+                }
+            }
+            Cmd::WriteKv { group, table, tokens, data } => {
+                self.check_blocks(group, table, tokens.end)?;
+                let places = self.kv_places(group, table, tokens);
+                let need: usize = places.iter().map(|(_, width)| width).sum();
+                if data.len() != need {
+                    let found = data.len();
+                    let what = format!("write kv: {found} elements, expected {need}");
+                    return Err(Error::malformed(what));
+                }
+                let mut data = data;
+                for (at, width) in places {
+                    self.write_kv(at, &data[..width])?;
+                    data = &data[width..];
+                }
+            }
+            // A plan with states is refused at prepare, so that there are none.
+            Cmd::ReadState { out, .. } => out.clear(),
+            Cmd::WriteState { data: [], .. } => {}
+            Cmd::WriteState { data, .. } => {
+                let found = data.len();
+                return Err(Error::malformed(format!("write state: {found} elements, expected 0")));
+            }
+        }
+        Ok(())
+    }
+
+    fn memory(&self) -> MemoryUse {
+        let pools = self.prepared.pools.iter().flatten();
+        let kv = pools.map(|p| (p.keys.len + p.values.len) as u64).sum();
+        let step = (self.prepared.feed.len + self.prepared.out.len) as u64;
+        MemoryUse {
+            weights: self.prepared.weight_bytes,
+            kv,
+            scratch: self.prepared.scratch_bytes + step,
+        }
+    }
+
+    fn grow_kv(&mut self, _: u32) -> Result<()> {
+        Err(Error::unsupported("cuda: KV blocks cannot be added to a prepared program yet"))
+    }
+
+    fn profile(&mut self, step: &[SeqStep<'_>], out: &mut StepOutput) -> Result<Vec<OpTime>> {
+        self.gpu.finish()?;
+        self.times = Some(vec![0.0; self.plan.ops.len()]);
+        let ran = self.submit(step).and_then(|ticket| self.wait(ticket, out));
+        let times = self.times.take().unwrap_or_default();
+        ran?;
+        Ok(OpTime::by_name(&self.plan, &times))
+    }
+}
