@@ -1,16 +1,15 @@
 //! From a prompt's tokens to an answer's text, piece by piece, with the times it took.
 //! Knows no command: who asks says where the pieces go and when to stop.
 
-use std::time::Instant;
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
-use fornax_plan::{SampleParams, TokenOut};
+use anyhow::Result;
+use fornax_engine::{Event, Model, SampleParams, Session};
 use fornax_text::{StopMatcher, StreamDecoder};
 
 use crate::flags::high::{Config, Volume};
 use crate::flags::low::Sampling;
-use crate::lane::{Lane, Steps};
-use crate::model::Text;
 use crate::output;
 
 /// Why an answer ended.
@@ -37,10 +36,10 @@ impl Finish {
 /// What to generate.
 #[derive(Debug)]
 pub(crate) struct Request<'a> {
-    /// Tokens that are fed now.
+    /// The whole sequence; what the session holds of it is not fed again.
     pub(crate) prompt: &'a [u32],
     /// At most so many new tokens.
-    pub(crate) most: usize,
+    pub(crate) most: u32,
     pub(crate) sample: SampleParams,
     pub(crate) stops: &'a [String],
 }
@@ -52,6 +51,7 @@ pub(crate) struct Answer {
     /// Without the token that ended it.
     pub(crate) ids: Vec<u32>,
     pub(crate) finish: Finish,
+    /// Tokens of the prompt that were computed.
     pub(crate) prompt_tokens: usize,
     /// From the request to its first token.
     pub(crate) first_s: f64,
@@ -66,7 +66,37 @@ impl Answer {
 
     /// Of the steps after the first token; none where there was only one.
     pub(crate) fn tokens_per_s(&self) -> Option<f64> {
-        (self.steps.count() > 0).then(|| 1.0 / self.steps.mean_s().max(1e-9))
+        (self.steps.count > 0).then(|| 1.0 / self.steps.mean_s().max(1e-9))
+    }
+}
+
+/// How long each step of a generation took.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Steps {
+    pub(crate) count: u32,
+    sum: Duration,
+    min: Option<Duration>,
+    max: Duration,
+}
+
+impl Steps {
+    fn add(&mut self, took: Duration) {
+        self.count += 1;
+        self.sum += took;
+        self.min = Some(self.min.map_or(took, |m| m.min(took)));
+        self.max = self.max.max(took);
+    }
+
+    pub(crate) fn mean_s(&self) -> f64 {
+        self.sum.as_secs_f64() / f64::from(self.count.max(1))
+    }
+
+    pub(crate) fn min_ms(&self) -> f64 {
+        self.min.unwrap_or_default().as_secs_f64() * 1e3
+    }
+
+    pub(crate) fn max_ms(&self) -> f64 {
+        self.max.as_secs_f64() * 1e3
     }
 }
 
@@ -74,7 +104,7 @@ impl Answer {
 pub(crate) struct Listener<'a> {
     /// Takes each piece of certain text.
     pub(crate) piece: &'a mut dyn FnMut(&str) -> Result<()>,
-    /// Asked before each step.
+    /// Asked after each token.
     pub(crate) cancelled: &'a dyn Fn() -> bool,
 }
 
@@ -84,105 +114,132 @@ pub(crate) struct Listener<'a> {
 /// When the prompt does not fit, the device fails, or `piece` does.
 pub(crate) fn generate(
     config: &Config,
-    lane: &mut Lane,
-    text: &Text,
+    session: &mut Session,
+    model: &Model,
     request: &Request<'_>,
     listener: &mut Listener<'_>,
 ) -> Result<Answer> {
-    let n = request.prompt.len();
-    if n == 0 {
-        bail!("there is nothing to answer: the prompt has no tokens");
-    }
-    if n > lane.left() {
-        let room = lane.left();
-        bail!("the prompt has {n} tokens and the context has room for {room}; give a larger --ctx");
-    }
-    let mut reader = Reader {
-        decoder: StreamDecoder::new(text.tokenizer.clone(), true),
+    let mut writer = Writer {
+        config,
+        model,
+        decoder: StreamDecoder::new(model.tokenizer().clone(), true),
         stops: StopMatcher::new(request.stops),
         text: String::new(),
+        ids: Vec::new(),
+        cached: 0,
+        first: None,
+        steps: Steps::default(),
+        last: Instant::now(),
+        prompt: request.prompt.len(),
     };
-    let logprob = config.volume == Volume::Verbose;
-    let mut ids = Vec::new();
-    let mut steps = Steps::default();
-    let begin = Instant::now();
-    let mut token = lane.prompt(request.prompt, request.sample, logprob)?;
-    let first_s = begin.elapsed().as_secs_f64();
-    log(config, text, "prefill", n, &token, first_s);
-    let finish = loop {
-        if request.most == 0 {
-            break Finish::Length;
-        }
-        if text.tokenizer.is_end_of_generation(token.token) {
-            break Finish::Stop;
-        }
-        ids.push(token.token);
-        if reader.push(token.token, listener.piece)? {
-            break Finish::Stop;
-        }
-        if ids.len() >= request.most || lane.left() == 0 {
-            break Finish::Length;
-        }
-        if (listener.cancelled)() {
-            break Finish::Cancelled;
-        }
-        let before = steps.clone();
-        token = steps.time(|| lane.next(request.sample, logprob))?;
-        let took =
-            steps.mean_s() * f64::from(steps.count()) - before.mean_s() * f64::from(before.count());
-        log(config, text, "decode", 1, &token, took);
+    let mut ended = Ok(None);
+    let engine = fornax_engine::Request {
+        prompt: request.prompt,
+        sample: request.sample,
+        max_new: request.most,
+        stop: model.tokenizer().ends_of_generation(),
+        logprobs: config.volume == Volume::Verbose,
     };
-    reader.finish(listener.piece)?;
-    Ok(Answer { text: reader.text, ids, finish, prompt_tokens: n, first_s, steps })
+    let finish = session.generate(&engine, |event| {
+        ended = writer.take(event, listener);
+        if matches!(ended, Ok(None)) { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    })?;
+    let finish = ended?.unwrap_or(match finish {
+        fornax_engine::Finish::Stop => Finish::Stop,
+        fornax_engine::Finish::Length => Finish::Length,
+    });
+    writer.finish(finish, listener)
 }
 
-/// Tokens to text that can be shown.
-struct Reader {
+/// What is known of an answer while it comes.
+struct Writer<'a> {
+    config: &'a Config,
+    model: &'a Model,
     decoder: StreamDecoder,
     stops: StopMatcher,
     text: String,
+    ids: Vec<u32>,
+    cached: usize,
+    first: Option<Duration>,
+    steps: Steps,
+    /// When the last event came, or the whole began.
+    last: Instant,
+    prompt: usize,
 }
 
-impl Reader {
-    /// True if a stop string has come.
-    fn push(&mut self, token: u32, piece: &mut dyn FnMut(&str) -> Result<()>) -> Result<bool> {
+impl Writer<'_> {
+    /// Takes one event; tells why the answer is to end.
+    fn take(&mut self, event: Event, listener: &mut Listener<'_>) -> Result<Option<Finish>> {
+        let (token, logprob) = match event {
+            Event::Started { cached } => {
+                self.cached = cached as usize;
+                return Ok(None);
+            }
+            Event::Token { token, logprob } => (token, logprob),
+        };
+        let now = Instant::now();
+        let took = now - self.last;
+        self.last = now;
+        self.log(token, logprob, took);
+        match self.first {
+            None => self.first = Some(took),
+            Some(_) => self.steps.add(took),
+        }
+        self.ids.push(token);
         let certain = self.stops.push(self.decoder.push(token));
         let stopped = certain.stopped;
-        show(&mut self.text, certain.text, piece)?;
-        Ok(stopped)
+        show(&mut self.text, certain.text, listener)?;
+        if stopped {
+            return Ok(Some(Finish::Stop));
+        }
+        Ok((listener.cancelled)().then_some(Finish::Cancelled))
     }
 
-    fn finish(&mut self, piece: &mut dyn FnMut(&str) -> Result<()>) -> Result<()> {
+    fn finish(mut self, finish: Finish, listener: &mut Listener<'_>) -> Result<Answer> {
+        // Where the first choice ended the answer, no token was reported.
+        let first = self.first.unwrap_or_else(|| self.last.elapsed());
         let certain = self.stops.push(self.decoder.finish());
-        show(&mut self.text, certain.text, piece)?;
-        show(&mut self.text, self.stops.finish(), piece)
+        show(&mut self.text, certain.text, listener)?;
+        show(&mut self.text, self.stops.finish(), listener)?;
+        Ok(Answer {
+            text: self.text,
+            ids: self.ids,
+            finish,
+            prompt_tokens: self.prompt - self.cached,
+            first_s: first.as_secs_f64(),
+            steps: self.steps,
+        })
+    }
+
+    /// One line for one step, under `--verbose`.
+    fn log(&self, token: u32, logprob: f32, took: Duration) {
+        if self.config.volume < Volume::Verbose {
+            return;
+        }
+        let (phase, rows) = match self.first {
+            None => ("prefill", self.prompt - self.cached),
+            Some(_) => ("decode", 1),
+        };
+        let line = format!(
+            "{phase:<7} {rows:>4} rows {:>8.2} ms  position {:>5}  token {token:>6} {:?}  p {:.4}",
+            took.as_secs_f64() * 1e3,
+            self.prompt + self.ids.len(),
+            self.model.tokenizer().piece(token),
+            logprob.exp()
+        );
+        output::detail(self.config, &line);
     }
 }
 
-fn show(all: &mut String, text: &str, piece: &mut dyn FnMut(&str) -> Result<()>) -> Result<()> {
+fn show(all: &mut String, text: &str, listener: &mut Listener<'_>) -> Result<()> {
     if text.is_empty() {
         return Ok(());
     }
     all.push_str(text);
-    piece(text)
+    (listener.piece)(text)
 }
 
-/// One line for one step, under `--verbose`.
-fn log(config: &Config, text: &Text, phase: &str, rows: usize, token: &TokenOut, seconds: f64) {
-    if config.volume == Volume::Verbose {
-        let line = format!(
-            "{phase:<7} {rows:>4} rows {:>8.2} ms  position {:>5}  token {:>6} {:?}  p {:.4}",
-            seconds * 1e3,
-            token.pos,
-            token.token,
-            text.tokenizer.piece(token.token),
-            token.logprob.exp()
-        );
-        output::detail(config, &line);
-    }
-}
-
-/// The flags as the boundary takes them; without a seed, one of the clock's.
+/// The flags as the engine takes them; without a seed, one of the clock's.
 pub(crate) fn sample_params(flags: &Sampling) -> SampleParams {
     let clock = || {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);

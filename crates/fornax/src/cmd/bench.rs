@@ -1,20 +1,19 @@
 //! `fornax bench`: prompt and generation speed, repeated, with a checksum of everything that was generated.
 
+use std::ops::ControlFlow;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
+use fornax_engine::{Event, Model, Request, SampleParams, Session};
 use fornax_gguf::Gguf;
-use fornax_plan::SampleParams;
 use serde::Serialize;
 
-use super::start::Started;
+use super::start::{CHUNK, Started};
+use crate::devices::{Opened, ReadRate};
 use crate::flags::high::Config;
 use crate::flags::low::Bench;
-use crate::lane::Lane;
-use crate::machine::{self, ReadRate};
-use crate::model::Model;
 use crate::synth::Synthetic;
-use crate::{devices, output};
+use crate::{machine, output};
 
 /// The one object of `--json`.
 #[derive(Serialize)]
@@ -51,42 +50,46 @@ pub(crate) fn bench(config: &Config, flags: &Bench) -> Result<()> {
         return Err(super::Usage("there is nothing to measure: both -p and -n are 0".into()).into());
     }
     let started = start(config, flags)?;
-    let context = flags.d + flags.p.max(flags.n + 1);
-    let mut lane = started.lane(config, context)?;
-    let limit = started.announce(config, &lane.info);
-    let run = Runner { vocab: started.model.plan.hyper.vocab, depth: flags.d };
+    let context = flags.d + flags.p.max(flags.n + 1).max(flags.p + flags.n);
+    let mut session = started.session(config, context)?;
+    let limit = started.announce(config)?;
+    let mut run =
+        Runner { session: &mut session, vocab: started.model.plan().hyper.vocab, depth: flags.d };
     let (mut pp, mut tg) = (Vec::new(), Vec::new());
-    let mut checksum: Option<u64> = None;
+    let mut before: Option<Vec<u32>> = None;
     // The first round only warms caches and clocks.
     for round in 0..=flags.r {
-        let pp_s = run.prompt(&mut lane, flags.p)?;
-        let (tg_s, sum) = run.generate(&mut lane, flags.n)?;
-        if checksum.is_some_and(|before| before != sum) {
-            bail!("repeats generated different tokens: {checksum:x?} and then {sum:x}");
+        let pp_s = run.prompt(flags.p)?;
+        let (tg_s, ids) = run.generate(flags.n)?;
+        if before.as_ref().is_some_and(|before| *before != ids) {
+            bail!("repeats generated different tokens: {before:?} and then {ids:?}");
         }
-        checksum = Some(sum);
+        before = Some(ids);
         if round > 0 {
             pp.push(flags.p as f64 / pp_s);
             tg.push(flags.n as f64 / tg_s);
         }
     }
-    let bytes = started.model.plan.bytes_per_token();
+    let ids = before.unwrap_or_default();
+    let prompt = run.tokens(flags.d + flags.p);
+    let bytes = started.bytes();
+    let info = started.device().info();
     let part = |all: Vec<f64>, tokens: usize, rows_per_read: usize| {
         (tokens > 0).then(|| Part::new(all, tokens, flags.d, limit, bytes, rows_per_read))
     };
     let report = Report {
-        model: started.model.name.clone(),
-        device: lane.info.kind,
-        tier: lane.info.tier.clone(),
-        threads: lane.info.threads,
+        model: started.name.clone(),
+        device: info.kind,
+        tier: info.tier,
+        threads: info.threads,
         // A prompt reads the weights once for many tokens: its share of the read rate says how far it is from
         // being bound by memory.
-        pp: part(pp, flags.p, Lane::CHUNK.min(flags.p)),
+        pp: part(pp, flags.p, CHUNK.min(flags.p)),
         tg: part(tg, flags.n, 1),
-        checksum: format!("{:016x}", checksum.unwrap_or_default()),
+        checksum: format!("{:016x}", checksum(&ids)),
         peak_bytes: machine::peak_bytes(),
     };
-    super::profile(config, &lane);
+    started.profile(config, &mut session, &prompt, &ids)?;
     if flags.json { output::json(&report) } else { output::product(report.text().as_bytes()) }
 }
 
@@ -96,60 +99,81 @@ fn start(config: &Config, flags: &Bench) -> Result<Started> {
     };
     let synthetic = Synthetic::parse(synthetic).map_err(|e| super::usage(&e))?;
     let gguf = Gguf::from_bytes(synthetic.write(Vec::new())?)?;
-    Ok(Started { device: devices::open(config)?, model: Model::of(gguf, synthetic.name())? })
+    Ok(Started {
+        opened: Opened::new(config)?,
+        model: Model::from_gguf(gguf)?,
+        name: synthetic.name(),
+    })
 }
 
 /// Runs the parts on tokens of no meaning.
-struct Runner {
+struct Runner<'a> {
+    session: &'a mut Session,
     vocab: u32,
     depth: usize,
 }
 
-impl Runner {
-    /// Token `i` of an endless text; the same everywhere.
-    fn token(&self, i: usize) -> u32 {
-        (i as u32).wrapping_mul(2_654_435_761) % self.vocab
-    }
-
+impl Runner<'_> {
+    /// The first `n` tokens of an endless text that is the same everywhere.
     fn tokens(&self, n: usize) -> Vec<u32> {
-        (0..n).map(|i| self.token(i)).collect()
+        (0..n).map(|i| (i as u32).wrapping_mul(2_654_435_761) % self.vocab).collect()
     }
 
     /// Brings the sequence to the depth, untimed.
-    fn dive(&self, lane: &mut Lane) -> Result<()> {
-        let have = lane.rewind(self.depth);
-        lane.fill(&self.tokens(self.depth)[have..])
+    fn dive(&mut self) -> Result<()> {
+        if self.depth == 0 {
+            self.session.reset();
+            return Ok(());
+        }
+        let tokens = self.tokens(self.depth);
+        Ok(self.session.prefill(&tokens)?)
     }
 
-    /// Seconds for `n` prompt tokens.
-    fn prompt(&self, lane: &mut Lane, n: usize) -> Result<f64> {
+    /// Seconds for `n` prompt tokens, up to the choice of the token that follows.
+    fn prompt(&mut self, n: usize) -> Result<f64> {
         if n == 0 {
             return Ok(1.0);
         }
-        self.dive(lane)?;
-        let tokens = self.tokens(n);
+        self.dive()?;
+        let tokens = self.tokens(self.depth + n);
         let begin = Instant::now();
-        lane.prompt(&tokens, SampleParams::default(), false)?;
+        self.session.generate(&request(&tokens, 1), |_| ControlFlow::Continue(()))?;
         Ok(begin.elapsed().as_secs_f64())
     }
 
-    /// Seconds for `n` generated tokens, and the checksum of their ids.
-    fn generate(&self, lane: &mut Lane, n: usize) -> Result<(f64, u64)> {
-        let mut sum = 0xcbf2_9ce4_8422_2325_u64;
+    /// Seconds for `n` generated tokens, each from the one before, and their ids.
+    fn generate(&mut self, n: usize) -> Result<(f64, Vec<u32>)> {
+        let mut ids = Vec::with_capacity(n);
         if n == 0 {
-            return Ok((1.0, sum));
+            return Ok((1.0, ids));
         }
-        self.dive(lane)?;
-        lane.prompt(&[self.token(self.depth)], SampleParams::default(), false)?;
-        let begin = Instant::now();
-        for _ in 0..n {
-            let token = lane.next(SampleParams::default(), false)?.token;
-            for byte in token.to_le_bytes() {
-                sum = (sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        self.dive()?;
+        let tokens = self.tokens(self.depth + 1);
+        let (mut begin, mut end) = (None, Instant::now());
+        self.session.generate(&request(&tokens, n as u32 + 1), |event| {
+            if let Event::Token { token, .. } = event {
+                end = Instant::now();
+                match begin {
+                    // The token after the prompt; the timed steps follow it.
+                    None => begin = Some(end),
+                    Some(_) => ids.push(token),
+                }
             }
-        }
-        Ok((begin.elapsed().as_secs_f64(), sum))
+            ControlFlow::Continue(())
+        })?;
+        Ok((end.duration_since(begin.unwrap_or(end)).as_secs_f64(), ids))
     }
+}
+
+/// Greedy, and never ended by a token.
+fn request(prompt: &[u32], max_new: u32) -> Request<'_> {
+    Request { prompt, sample: SampleParams::default(), max_new, stop: &[], logprobs: false }
+}
+
+/// FNV-1a (64 bits) of ids as little-endian bytes.
+fn checksum(ids: &[u32]) -> u64 {
+    let bytes = ids.iter().flat_map(|id| id.to_le_bytes());
+    bytes.fold(0xcbf2_9ce4_8422_2325, |sum, b| (sum ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
 }
 
 impl Part {

@@ -12,13 +12,12 @@ use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use serde_json::Value;
 
-use super::start::{self, Started};
+use super::start::{self, Started, chat_tokens, message};
 use crate::answer::{self, Finish, Listener, Request};
 use crate::flags::high::Config;
 use crate::flags::low::{Chat, Sampling};
-use crate::lane::Lane;
-use crate::model::{Text, message};
 use crate::output;
+use fornax_engine::{Model, Session};
 
 const HELP: &str = "/reset forgets the conversation, /system TEXT sets the system message and resets, /save FILE and \
     /load FILE keep it, /exit ends; Ctrl-C stops an answer";
@@ -29,11 +28,10 @@ const HELP: &str = "/reset forgets the conversation, /system TEXT sets the syste
 /// When the model cannot be had or run.
 pub(crate) fn chat(config: &Config, flags: &Chat) -> Result<()> {
     let started = Started::open(config, flags.model.model.as_deref())?;
-    let text = started.model.text()?;
     // A model without a template is told now, not after the first line.
-    text.chat(&[message("user", "hi")])?;
-    let mut lane = started.lane(config, started.context(None, None))?;
-    let limit = started.announce(config, &lane.info);
+    chat_tokens(&started.model, &[message("user", "hi")])?;
+    let mut session = started.session(config, started.context(None, None))?;
+    let limit = started.announce(config)?;
     output::note(config, HELP);
     let stop = stop_on_ctrl_c()?;
     let mut lines = Lines::open(config);
@@ -50,10 +48,10 @@ pub(crate) fn chat(config: &Config, flags: &Chat) -> Result<()> {
             Said::Unknown(what) => output::note(config, &format!("there is no {what}; {HELP}")),
             Said::User(content) => {
                 stop.store(false, Ordering::Relaxed);
-                let turn = Turn { config, text: &text, stop: &stop };
-                match turn.take(&mut lane, &mut talk, content) {
+                let turn = Turn { config, model: &started.model, stop: &stop };
+                match turn.take(&mut session, &mut talk, content) {
                     Ok(answer) => {
-                        let bytes = started.model.plan.bytes_per_token();
+                        let bytes = started.bytes();
                         let share = limit
                             .zip(answer.tokens_per_s())
                             .map(|(l, r)| l.percent(bytes, 1.0 / r));
@@ -66,15 +64,13 @@ pub(crate) fn chat(config: &Config, flags: &Chat) -> Result<()> {
             }
         }
     }
-    super::profile(config, &lane);
     Ok(())
 }
 
-/// The messages so far and which tokens of them the lane holds.
+/// The messages so far. What the session holds of them it knows itself.
 #[derive(Default)]
 struct Talk {
     messages: Vec<Value>,
-    fed: Vec<u32>,
 }
 
 impl Talk {
@@ -106,32 +102,28 @@ impl Talk {
         self.messages = messages;
         Ok(())
     }
-
-    /// How many tokens at the start of `tokens` the lane holds already; at least one is left to feed.
-    fn shared(&self, tokens: &[u32]) -> usize {
-        let same = self.fed.iter().zip(tokens).take_while(|(a, b)| a == b).count();
-        same.min(tokens.len().saturating_sub(1))
-    }
 }
 
 /// One question and its answer.
 struct Turn<'a> {
     config: &'a Config,
-    text: &'a Text,
+    model: &'a Model,
     stop: &'a AtomicBool,
 }
 
 impl Turn<'_> {
     /// On an error the conversation is as before.
-    fn take(&self, lane: &mut Lane, talk: &mut Talk, content: &str) -> Result<answer::Answer> {
+    fn take(
+        &self,
+        session: &mut Session,
+        talk: &mut Talk,
+        content: &str,
+    ) -> Result<answer::Answer> {
         let mut messages = talk.messages.clone();
         messages.push(message("user", content));
-        let tokens = self.text.chat(&messages)?;
-        let have = lane.rewind(talk.shared(&tokens));
-        talk.fed.truncate(have);
         let request = Request {
-            prompt: &tokens[have..],
-            most: usize::MAX,
+            prompt: &chat_tokens(self.model, &messages)?,
+            most: u32::MAX,
             sample: answer::sample_params(&Sampling::default()),
             stops: &[],
         };
@@ -139,13 +131,8 @@ impl Turn<'_> {
             piece: &mut |piece| output::product(piece.as_bytes()),
             cancelled: &|| self.stop.load(Ordering::Relaxed),
         };
-        let answer = answer::generate(self.config, lane, self.text, &request, &mut listener);
+        let answer = answer::generate(self.config, session, self.model, &request, &mut listener)?;
         output::product(b"\n")?;
-        let answer = answer.inspect_err(|_| talk.fed.truncate(lane.rewind(have)))?;
-        talk.fed.extend(&tokens[have..]);
-        talk.fed.extend(&answer.ids);
-        // The token chosen last was not fed back.
-        talk.fed.truncate(lane.pos());
         messages.push(message("assistant", &answer.text));
         talk.messages = messages;
         if answer.finish == Finish::Length {
@@ -266,15 +253,6 @@ mod tests {
         ] {
             assert_eq!(Said::of(line), want);
         }
-    }
-
-    #[test]
-    fn only_what_is_new_is_fed() {
-        let talk = Talk { messages: Vec::new(), fed: vec![1, 2, 3, 4] };
-        assert_eq!(talk.shared(&[1, 2, 3, 4, 5]), 4);
-        assert_eq!(talk.shared(&[1, 2, 9, 4]), 2);
-        // A prompt that is all there must still be asked its last token.
-        assert_eq!(talk.shared(&[1, 2, 3]), 2);
     }
 
     #[test]

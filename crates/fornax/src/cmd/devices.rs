@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::flags::high::Config;
 use crate::flags::low::Devices;
-use crate::{devices, machine, output};
+use crate::{devices, output};
 
 /// The one object of `--json`.
 #[derive(Serialize)]
@@ -40,7 +40,7 @@ pub(crate) fn devices(config: &Config, flags: &Devices) -> Result<()> {
         threads: found.info.threads,
     });
     let report =
-        Report { devices: lines.collect(), last_level_cache_bytes: machine::last_level_cache() };
+        Report { devices: lines.collect(), last_level_cache_bytes: fornax_cpu::last_level_cache() };
     if flags.json {
         return output::json(&report);
     }

@@ -5,17 +5,16 @@ use std::fmt::Write;
 use anyhow::{Result, bail};
 use serde::Serialize;
 
+use super::start::Started;
 use crate::flags::high::Config;
 use crate::flags::low::Logits;
-use crate::lane::{Lane, Room};
-use crate::model::{self, Model};
-use crate::{devices, output};
+use crate::output;
 
 /// The one object of `--json`.
 #[derive(Serialize)]
-struct Report {
+struct Report<'a> {
     positions: Vec<usize>,
-    logits: Vec<Vec<f32>>,
+    logits: Vec<&'a [f32]>,
 }
 
 /// Prints a line for each position: the position, a tab, and the logits with spaces between.
@@ -23,29 +22,21 @@ struct Report {
 /// # Errors
 /// When the model cannot run or has no such token.
 pub(crate) fn logits(config: &Config, flags: &Logits) -> Result<()> {
-    let model = Model::open(&model::file(config, Some(&flags.model.model))?)?;
-    let vocab = model.plan.hyper.vocab;
+    let started = Started::open(config, Some(&flags.model.model))?;
+    let vocab = started.model.plan().hyper.vocab;
     if let Some(id) = flags.tokens.iter().find(|&&id| id >= vocab) {
         bail!("there is no token {id}; the vocabulary has {vocab}");
     }
-    let device = devices::open(config)?;
-    let room = Room {
-        context: flags.tokens.len(),
-        wanted: if flags.all { flags.tokens.len() } else { 1 },
-        kv: devices::kv_type(config, &*device),
-        act: None,
-        profile: config.profile,
+    let mut session = started.session(config, flags.tokens.len())?;
+    let rows = session.logits(&flags.tokens, flags.all)?;
+    let first = if flags.all { 0 } else { flags.tokens.len() - 1 };
+    let report = Report {
+        positions: (first..flags.tokens.len()).collect(),
+        logits: rows.chunks_exact(vocab as usize).collect(),
     };
-    let mut lane = Lane::prepare(&*device, &model.plan, room)?;
-    let mut report = Report { positions: Vec::new(), logits: Vec::new() };
-    lane.logits(&flags.tokens, flags.all, |position, row| {
-        report.positions.push(position);
-        report.logits.push(row.to_vec());
-        Ok(())
-    })?;
-    super::profile(config, &lane);
+    started.profile(config, &mut session, &flags.tokens, &[])?;
     if flags.json {
-        if report.logits.iter().flatten().any(|l| !l.is_finite()) {
+        if rows.iter().any(|l| !l.is_finite()) {
             // JSON has no such numbers; null would hide them.
             bail!("the model gave logits that are not finite");
         }

@@ -23,7 +23,6 @@ use clap::CommandFactory;
 
 use crate::flags::high::Config;
 use crate::flags::low::{Cli, Command};
-use crate::lane::Lane;
 use crate::output;
 
 /// The command line was at fault: exit code 2, as for clap's own errors.
@@ -84,28 +83,4 @@ fn whole_file(path: &Path, write: impl FnOnce(&Path) -> Result<()>) -> Result<()
     let part = PathBuf::from(part);
     let written = write(&part).and_then(|()| Ok(fs::rename(&part, path)?));
     written.inspect_err(|_| drop(fs::remove_file(&part)))
-}
-
-/// The table of `--profile`, on stderr.
-fn profile(config: &Config, lane: &Lane) {
-    let times = lane.profile();
-    let all: f64 = times.iter().map(|t| t.seconds).sum();
-    if times.is_empty() {
-        return;
-    }
-    output::note(
-        config,
-        &format!("{:<14} {:>8} {:>10} {:>8} {:>6}", "op", "calls", "ms", "GB/s", "share"),
-    );
-    for t in times {
-        let line = format!(
-            "{:<14} {:>8} {:>10.2} {:>8.2} {:>5.1}%",
-            t.name,
-            t.calls,
-            t.seconds * 1e3,
-            t.bytes as f64 / t.seconds.max(1e-12) / 1e9,
-            100.0 * t.seconds / all.max(1e-12)
-        );
-        output::note(config, &line);
-    }
 }

@@ -5,11 +5,10 @@ use std::io::IsTerminal;
 use anyhow::Result;
 use serde::Serialize;
 
-use super::start::Started;
+use super::start::{Started, chat_tokens, conclude, message};
 use crate::answer::{self, Answer, Listener, Request};
 use crate::flags::high::Config;
 use crate::flags::low::Run;
-use crate::model::message;
 use crate::output;
 
 /// The one object of `--json`.
@@ -44,19 +43,19 @@ pub(crate) fn run(config: &Config, flags: &Run) -> Result<()> {
         None => output::stdin_text("PROMPT")?.trim_end_matches(['\r', '\n']).to_owned(),
     };
     let started = Started::open(config, flags.model.model.as_deref())?;
-    let text = started.model.text()?;
+    let model = &started.model;
     let tokens = if flags.raw {
-        text.raw(&prompt)
+        model.encode(&prompt)
     } else {
         let system = flags.system.iter().map(|s| message("system", s));
-        text.chat(&system.chain([message("user", &prompt)]).collect::<Vec<_>>())?
+        chat_tokens(model, &system.chain([message("user", &prompt)]).collect::<Vec<_>>())?
     };
     let context = started.context(flags.ctx, flags.n.map(|n| tokens.len() + n as usize));
-    let mut lane = started.lane(config, context)?;
-    let limit = started.announce(config, &lane.info);
+    let mut session = started.session(config, context)?;
+    let limit = started.announce(config)?;
     let request = Request {
         prompt: &tokens,
-        most: flags.n.map_or(usize::MAX, |n| n as usize),
+        most: flags.n.unwrap_or(u32::MAX),
         sample: answer::sample_params(&flags.sampling),
         stops: &flags.stop,
     };
@@ -65,15 +64,14 @@ pub(crate) fn run(config: &Config, flags: &Run) -> Result<()> {
         piece: &mut |piece| if stream { output::product(piece.as_bytes()) } else { Ok(()) },
         cancelled: &|| false,
     };
-    let answer = answer::generate(config, &mut lane, &text, &request, &mut listener)?;
+    let answer = answer::generate(config, &mut session, model, &request, &mut listener)?;
     if stream && std::io::stdout().is_terminal() {
         output::product(b"\n")?;
     }
-    let percent = limit
-        .zip(answer.tokens_per_s())
-        .map(|(limit, rate)| limit.percent(started.model.plan.bytes_per_token(), 1.0 / rate));
-    super::start::conclude(config, &answer, percent);
-    super::profile(config, &lane);
+    let rate = limit.zip(answer.tokens_per_s());
+    let percent = rate.map(|(limit, rate)| limit.percent(started.bytes(), 1.0 / rate));
+    conclude(config, &answer, percent);
+    started.profile(config, &mut session, &tokens, &answer.ids)?;
     if flags.json { output::json(&report(&answer, percent)) } else { Ok(()) }
 }
 
@@ -88,7 +86,7 @@ fn report(answer: &Answer, limit_percent: Option<f64>) -> Report<'_> {
         pp_tok_s: answer.prompt_tokens_per_s(),
         tg_tok_s: answer.tokens_per_s(),
         limit_percent,
-        step_ms: (steps.count() > 0).then(|| StepMs {
+        step_ms: (steps.count > 0).then(|| StepMs {
             min: steps.min_ms(),
             mean: steps.mean_s() * 1e3,
             max: steps.max_ms(),

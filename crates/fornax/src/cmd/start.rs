@@ -1,37 +1,83 @@
-//! What the commands that generate have in common: a model, a device, the line that says so, and the line at the end.
+//! What the commands that run a model have in common: a model, a device, the line that says so, and the line at the end.
 
-use anyhow::Result;
-use fornax_plan::{Device, DeviceInfo};
+use std::path::PathBuf;
 
+use anyhow::{Context, Result};
+use fornax_engine::{Model, Session, SessionOptions};
+use fornax_plan::{ActMode, Device, OpTime};
+use serde_json::{Value, json};
+
+use super::pull::size;
 use crate::answer::Answer;
+use crate::devices::{Opened, ReadRate};
 use crate::flags::high::{Config, Volume};
-use crate::lane::{Lane, Room};
-use crate::machine::ReadRate;
-use crate::model::{self, Model};
-use crate::{devices, output};
+use crate::output;
+use crate::store::{Store, alias};
 
 /// Without `--ctx`, no more than this is set aside.
 const CONTEXT_DEFAULT: usize = 8192;
+/// Rows of one prefill step.
+pub(super) const CHUNK: usize = 512;
+/// Steps of a generation that `--profile` times again.
+const PROFILED: usize = 32;
 
 /// A model and the device that will run it.
-pub(crate) struct Started {
-    pub(crate) model: Model,
-    pub(crate) device: Box<dyn Device>,
+pub(super) struct Started {
+    /// How reports call the model.
+    pub(super) name: String,
+    pub(super) model: Model,
+    pub(super) opened: Opened,
+}
+
+/// The file that `name` stands for, the default model where it is absent.
+///
+/// # Errors
+/// When nothing is called that or it cannot be brought.
+pub(super) fn file(config: &Config, name: Option<&str>) -> Result<PathBuf> {
+    Store::open(config)?.file(name.unwrap_or(alias::DEFAULT))
+}
+
+/// One message of a chat.
+pub(super) fn message(role: &str, content: &str) -> Value {
+    json!({ "role": role, "content": content })
+}
+
+/// The tokens that lead to the assistant's next message.
+///
+/// # Errors
+/// When the model has no template, or the template refuses the messages.
+pub(super) fn chat_tokens(model: &Model, messages: &[Value]) -> Result<Vec<u32>> {
+    let extra = json!({ "add_generation_prompt": true });
+    Ok(model.encode_chat(&Value::from(messages.to_vec()), &extra)?)
 }
 
 impl Started {
     /// # Errors
     /// When the model cannot be had or the device is not there.
-    pub(crate) fn open(config: &Config, name: Option<&str>) -> Result<Started> {
+    pub(super) fn open(config: &Config, name: Option<&str>) -> Result<Started> {
         // Before a download: a device that is not there is known at once.
-        let device = devices::open(config)?;
-        let model = Model::open(&model::file(config, name)?)?;
-        Ok(Started { model, device })
+        let opened = Opened::new(config)?;
+        let path = file(config, name)?;
+        let model =
+            Model::open(&path).with_context(|| format!("could not load {}", path.display()))?;
+        let name = path
+            .file_name()
+            .map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned());
+        Ok(Started { name, model, opened })
+    }
+
+    pub(super) fn device(&self) -> &dyn Device {
+        self.opened.device()
+    }
+
+    /// Weight bytes that one token reads.
+    pub(super) fn bytes(&self) -> u64 {
+        self.model.plan().bytes_per_token()
     }
 
     /// Tokens to make room for: as asked, or what is `needed`, or what the model was trained for within reason.
-    pub(crate) fn context(&self, asked: Option<usize>, needed: Option<usize>) -> usize {
-        let trained = (self.model.plan.hyper.context as usize).max(1);
+    pub(super) fn context(&self, asked: Option<usize>, needed: Option<usize>) -> usize {
+        let trained = (self.model.plan().hyper.context as usize).max(1);
         match (asked, needed) {
             (Some(asked), _) => asked,
             (None, Some(needed)) => needed.clamp(1, trained),
@@ -41,24 +87,46 @@ impl Started {
 
     /// # Errors
     /// When the device cannot run the model or has no room.
-    pub(crate) fn lane(&self, config: &Config, context: usize) -> Result<Lane> {
-        let kv = devices::kv_type(config, &*self.device);
-        let room = Room { context, wanted: 1, kv, act: None, profile: config.profile };
-        Lane::prepare(&*self.device, &self.model.plan, room)
+    pub(super) fn session(&self, config: &Config, context: usize) -> Result<Session> {
+        self.session_on(self.device(), config, context, None)
+    }
+
+    /// As [`Started::session`] on another device and in a given activation form.
+    ///
+    /// # Errors
+    /// As [`Started::session`].
+    pub(super) fn session_on(
+        &self,
+        device: &dyn Device,
+        config: &Config,
+        context: usize,
+        act: Option<ActMode>,
+    ) -> Result<Session> {
+        let options = SessionOptions {
+            context: Some(u32::try_from(context).unwrap_or(u32::MAX)),
+            chunk: CHUNK as u32,
+            kv_type: self.opened.kv_type(config),
+            act,
+        };
+        let kind = device.info().kind;
+        Session::new(device, self.model.plan(), &options)
+            .with_context(|| format!("could not prepare {} for {kind}", self.name))
     }
 
     /// Says what will run where, and how fast memory could go at most; `None` where that is not known.
-    pub(crate) fn announce(&self, config: &Config, info: &DeviceInfo) -> Option<ReadRate> {
-        let bytes = self.model.plan.bytes_per_token();
-        let limit = matches!(info.kind, "cpu" | "reference")
-            .then(|| ReadRate::measure(bytes, info.threads as usize));
+    ///
+    /// # Errors
+    /// When there is no memory to measure with.
+    pub(super) fn announce(&self, config: &Config) -> Result<Option<ReadRate>> {
+        let limit = self.opened.read_rate(self.bytes())?;
         if config.volume >= Volume::Normal {
-            output::note(config, &self.line(info, bytes, limit));
+            output::note(config, &self.line(limit));
         }
-        limit
+        Ok(limit)
     }
 
-    fn line(&self, info: &DeviceInfo, bytes: u64, limit: Option<ReadRate>) -> String {
+    fn line(&self, limit: Option<ReadRate>) -> String {
+        let info = self.device().info();
         let rate = limit.map_or(String::new(), |limit| {
             let cached = if limit.cache_resident { " (cache-resident)" } else { "" };
             format!(", such a buffer is read at {:.1} GB/s{cached}", limit.bytes_per_s / 1e9)
@@ -67,19 +135,82 @@ impl Started {
             if info.threads == 1 { "1 thread" } else { &format!("{} threads", info.threads) };
         format!(
             "{}: {}, {:.1} M parameters, {:.2} bits per weight; {} {}, {threads}; {} read per token{rate}",
-            self.model.name,
-            self.model.family,
-            self.model.gguf.n_elements() as f64 / 1e6,
+            self.name,
+            self.model.family().name,
+            self.model.parameters() as f64 / 1e6,
             self.model.bits_per_weight(),
             info.kind,
             info.tier,
-            super::pull::size(bytes),
+            size(self.bytes()),
         )
+    }
+
+    /// Runs a sequence and its first generated tokens again, timed op by op, and prints a table of each phase.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub(super) fn profile(
+        &self,
+        config: &Config,
+        session: &mut Session,
+        prompt: &[u32],
+        ids: &[u32],
+    ) -> Result<()> {
+        if !config.profile {
+            return Ok(());
+        }
+        session.reset();
+        let (mut prefill, mut decode) = (Vec::new(), Vec::new());
+        for chunk in prompt.chunks(CHUNK) {
+            // Bytes are those of one pass over the weights, whatever the rows.
+            add(&mut prefill, session.profile(chunk)?);
+        }
+        // The last token was chosen and not fed, so it may not fit.
+        for id in ids[..ids.len().saturating_sub(1)].iter().take(PROFILED) {
+            add(&mut decode, session.profile(&[*id])?);
+        }
+        table(config, "prefill", &prefill);
+        table(config, "decode", &decode);
+        Ok(())
+    }
+}
+
+fn add(all: &mut Vec<OpTime>, step: Vec<OpTime>) {
+    for time in step {
+        match all.iter_mut().find(|t| t.name == time.name) {
+            Some(sum) => {
+                sum.calls += time.calls;
+                sum.seconds += time.seconds;
+                sum.bytes += time.bytes;
+            }
+            None => all.push(time),
+        }
+    }
+    all.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+}
+
+fn table(config: &Config, phase: &str, times: &[OpTime]) {
+    let all: f64 = times.iter().map(|t| t.seconds).sum();
+    if times.is_empty() {
+        return;
+    }
+    let head = format!("{phase:<16} {:>8} {:>10} {:>8} {:>6}", "calls", "ms", "GB/s", "share");
+    output::note(config, &head);
+    for t in times {
+        let line = format!(
+            "{:<16} {:>8} {:>10.2} {:>8.2} {:>5.1}%",
+            t.name,
+            t.calls,
+            t.seconds * 1e3,
+            t.bytes as f64 / t.seconds.max(1e-12) / 1e9,
+            100.0 * t.seconds / all.max(1e-12)
+        );
+        output::note(config, &line);
     }
 }
 
 /// The last line: how fast it went.
-pub(crate) fn conclude(config: &Config, answer: &Answer, percent: Option<f64>) {
+pub(super) fn conclude(config: &Config, answer: &Answer, percent: Option<f64>) {
     let mut line = format!(
         "prompt {} tokens at {:.1} tokens/s, first token after {:.1} ms",
         answer.prompt_tokens,

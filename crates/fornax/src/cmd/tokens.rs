@@ -5,9 +5,10 @@ use fornax_gguf::Gguf;
 use fornax_text::{EncodeOptions, Tokenizer};
 use serde::Serialize;
 
+use super::start;
 use crate::flags::high::Config;
 use crate::flags::low::{Detokenize, Tokenize};
-use crate::{model, output};
+use crate::output;
 
 /// The one object of `tokenize --json`.
 #[derive(Serialize)]
@@ -59,7 +60,7 @@ pub(crate) fn detokenize(config: &Config, flags: &Detokenize) -> Result<()> {
 }
 
 fn open(config: &Config, name: &str) -> Result<Tokenizer> {
-    let gguf = Gguf::open(&model::file(config, Some(name))?)?;
+    let gguf = Gguf::open(&start::file(config, Some(name))?)?;
     Ok(Tokenizer::from_gguf(gguf.metadata())?)
 }
 

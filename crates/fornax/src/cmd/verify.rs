@@ -2,15 +2,16 @@
 //! and a transcript up to the first token that differs. Prints what it finds; fails where a difference needs an explanation.
 
 use std::fmt::Write;
+use std::ops::ControlFlow;
 
 use anyhow::{Result, bail};
-use fornax_plan::{ActMode, Device, SampleParams, conformance};
+use fornax_engine::{Event, Request, SampleParams, Session};
+use fornax_plan::{ActMode, Device, conformance};
 
 use super::start::Started;
 use crate::flags::high::Config;
 use crate::flags::low::Verify;
-use crate::lane::{Lane, Room};
-use crate::{devices, output};
+use crate::output;
 
 /// Tokens of the whole-step comparison and of the transcript.
 const PROMPT: usize = 32;
@@ -22,7 +23,7 @@ const TRANSCRIPT: usize = 32;
 /// When the model cannot run, an op is out of its tolerance, or a token differs without a narrow choice.
 pub(crate) fn verify(config: &Config, flags: &Verify) -> Result<()> {
     let started = Started::open(config, Some(&flags.model.model))?;
-    let device = &*started.device;
+    let device = started.device();
     let info = device.info();
     output::product(
         format!("{} {} against {:?}\n", info.kind, info.tier, flags.against)
@@ -74,12 +75,12 @@ fn ops(device: &dyn Device) -> Result<usize> {
     Ok(failed)
 }
 
-/// Ordinary text where the model has a tokenizer, else ids of no meaning.
+/// Ordinary text, made up to length with ids of no meaning.
 fn prompt(started: &Started) -> Vec<u32> {
     const TEXT: &str = "The furnace was lit before dawn, and by noon its heat had reached every room of the old \
         house, so that nobody spoke of the winter outside any more.";
-    let vocab = started.model.plan.hyper.vocab;
-    let mut tokens = started.model.text().map_or_else(|_| Vec::new(), |text| text.raw(TEXT));
+    let vocab = started.model.plan().hyper.vocab;
+    let mut tokens = started.model.encode(TEXT);
     tokens.truncate(PROMPT);
     tokens.extend((tokens.len()..PROMPT).map(|i| (i as u32).wrapping_mul(2_654_435_761) % vocab));
     tokens
@@ -93,77 +94,76 @@ struct Rung<'a> {
 }
 
 impl Rung<'_> {
-    fn lane(&self, device: &dyn Device, act: Option<ActMode>) -> Result<Lane> {
-        let kv = devices::kv_type(self.config, &*self.started.device);
-        let room = Room { context: self.context, wanted: PROMPT, kv, act, profile: false };
-        Lane::prepare(device, &self.started.model.plan, room)
+    fn mine(&self) -> Result<Session> {
+        self.started.session(self.config, self.context)
+    }
+
+    fn theirs(&self, act: ActMode) -> Result<Session> {
+        let reference = self.started.opened.reference();
+        self.started.session_on(&reference, self.config, self.context, Some(act))
     }
 
     /// The second rung: logits after every token of the prompt. Gives the largest difference.
     fn steps(&self, tokens: &[u32], act: ActMode) -> Result<f32> {
-        let device = &*self.started.device;
-        let reference = devices::reference(device);
-        let mut rows: Vec<Vec<f32>> = Vec::new();
-        self.lane(device, None)?.logits(tokens, true, |_, row| {
-            rows.push(row.to_vec());
-            Ok(())
-        })?;
-        let (mut most, mut sum, mut same) = (0.0_f32, 0.0_f64, 0);
-        let mut at = 0;
-        self.lane(&reference, Some(act))?.logits(tokens, true, |_, expected| {
-            let row = &rows[at];
-            for (a, b) in row.iter().zip(expected) {
-                let d = (a - b).abs();
-                // NaN must not hide behind max.
-                most = if d.is_nan() { f32::INFINITY } else { most.max(d) };
-                sum += f64::from(d);
-            }
-            same += usize::from(top(row).0 == top(expected).0);
-            at += 1;
-            Ok(())
-        })?;
-        let count = rows.iter().map(Vec::len).sum::<usize>().max(1);
+        let vocab = self.started.model.plan().hyper.vocab as usize;
+        let mine = self.mine()?.logits(tokens, true)?;
+        let theirs = self.theirs(act)?.logits(tokens, true)?;
+        let (mut most, mut sum) = (0.0_f32, 0.0_f64);
+        for (a, b) in mine.iter().zip(&theirs) {
+            let d = (a - b).abs();
+            // NaN must not hide behind max.
+            most = if d.is_nan() { f32::INFINITY } else { most.max(d) };
+            sum += f64::from(d);
+        }
+        let rows = mine.chunks_exact(vocab).zip(theirs.chunks_exact(vocab));
+        let same = rows.filter(|(a, b)| top(a).0 == top(b).0).count();
         let line = format!(
-            "logits against {act:?} activations: max {most:.2e} mean {:.2e}, same first choice {same} of {at}\n",
-            sum / count as f64
+            "logits against {act:?} activations: max {most:.2e} mean {:.2e}, same first choice {same} of {}\n",
+            sum / mine.len() as f64,
+            tokens.len()
         );
         output::product(line.as_bytes())?;
-        if !most.is_finite() {
+        if !most.is_finite() || mine.len() != theirs.len() {
             bail!("the device gave logits that are not finite");
         }
         Ok(most)
     }
 
-    /// The third rung: greedy tokens side by side. Gives the reference's gap between its two best tokens where the
-    /// two part.
+    /// The third rung: greedy tokens side by side. Gives the lead of the reference's choice where the two part.
     fn transcript(&self, tokens: &[u32], act: ActMode) -> Result<Option<f32>> {
-        let device = &*self.started.device;
-        let mut mine = self.lane(device, None)?;
-        let mut theirs = self.lane(&devices::reference(device), Some(act))?;
-        let mut token = mine.prompt(tokens, SampleParams::default(), false)?.token;
-        let mut feed = tokens.to_vec();
-        for step in 0..TRANSCRIPT {
-            let mut best = (0, 0.0);
-            theirs.logits(&feed, false, |_, row| {
-                best = top(row);
-                Ok(())
-            })?;
-            if best.0 != token {
-                let line = format!(
-                    "transcript parts at token {step}: {token} against {}, whose lead is {:.3}\n",
-                    best.0, best.1
-                );
-                output::product(line.as_bytes())?;
-                return Ok(Some(best.1));
-            }
-            feed = vec![token];
-            if step + 1 < TRANSCRIPT {
-                token = mine.next(SampleParams::default(), false)?.token;
-            }
-        }
-        output::product(format!("transcript of {TRANSCRIPT} tokens: the same\n").as_bytes())?;
-        Ok(None)
+        let mut oracle = self.theirs(act)?;
+        let (mine, theirs) = (greedy(&mut self.mine()?, tokens)?, greedy(&mut oracle, tokens)?);
+        let Some(at) = mine.iter().zip(&theirs).position(|(a, b)| a != b) else {
+            output::product(format!("transcript of {TRANSCRIPT} tokens: the same\n").as_bytes())?;
+            return Ok(None);
+        };
+        let row = oracle.logits(&[tokens, &theirs[..at]].concat(), false)?;
+        let (best, lead) = top(&row);
+        let line = format!(
+            "transcript parts at token {at}: {} against {best}, whose lead is {lead:.3}\n",
+            mine[at]
+        );
+        output::product(line.as_bytes())?;
+        Ok(Some(lead))
     }
+}
+
+fn greedy(session: &mut Session, prompt: &[u32]) -> Result<Vec<u32>> {
+    let mut ids = Vec::new();
+    let request = Request {
+        prompt,
+        sample: SampleParams::default(),
+        max_new: TRANSCRIPT as u32,
+        stop: &[],
+        logprobs: false,
+    };
+    session.generate(&request, |event| {
+        if let Event::Token { token, .. } = event {
+            ids.push(token);
+        }
+        ControlFlow::Continue(())
+    })?;
+    Ok(ids)
 }
 
 /// The likeliest token, the lowest id among equals, and its lead on the second.
