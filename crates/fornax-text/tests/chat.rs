@@ -183,6 +183,27 @@ fn thoughts_of_earlier_answers_are_dropped_as_the_template_would() {
 }
 
 #[test]
+fn thoughts_are_handled_as_each_template_would() {
+    let tokenizer = tokenizer();
+    let messages = json!([{"role": "assistant", "content": "<think>\nhm\n</think>\n\nanswer"}]);
+    for (source, expected) in [
+        // Takes the content apart, with and without the line breaks.
+        ("{{ messages[0].content.split('</think>')[-1] }}", "\n\nanswer"),
+        ("{{ messages[0].content.split('</think>')[-1].lstrip('\n') }}", "answer"),
+        // Knows the tag, but leaves the content alone.
+        ("{{ messages[0].content }}{# </think> #}", "<think>\nhm\n</think>\n\nanswer"),
+        // Does not know it.
+        ("{{ messages[0].content }}", "<think>\nhm\n</think>\n\nanswer"),
+    ] {
+        let template = template(source);
+        let prompt = template.prompt(&tokenizer, &messages, &Value::Null).expect("a prompt");
+        assert_eq!(prompt.text(), expected, "{source}");
+        assert_eq!(prompt.text(), template.render(&messages, &Value::Null).expect("a text"));
+        assert_eq!(markers(&tokenizer, &tokenizer.encode_prompt(&prompt)), 0, "{source}");
+    }
+}
+
+#[test]
 fn guards_hold_with_ascii_json_and_strange_characters() {
     let tokenizer = tokenizer();
     let template = template("{{ messages[0].content|tojson(ensure_ascii=true) }}");

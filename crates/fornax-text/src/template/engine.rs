@@ -67,6 +67,7 @@ impl Engine {
         environment.add_filter("default", default);
         environment.add_filter("d", default);
         environment.add_filter("trim", trim);
+        environment.add_test("iterable", is_iterable);
         environment.add_test("sequence", is_sequence);
         environment.add_function("raise_exception", raise_exception);
         environment.add_function("strftime_now", strftime_now);
@@ -172,6 +173,11 @@ fn trim(value: &Value, chars: Option<String>, named: Kwargs) -> Result<String, m
         None => text.trim().to_owned(),
         Some(chars) => text.trim_matches(|c| chars.contains(c)).to_owned(),
     })
+}
+
+/// As Jinja has it: none is not iterable, what is undefined is (and empty).
+fn is_iterable(value: &Value) -> bool {
+    value.is_undefined() || !value.is_none() && value.try_iter().is_ok()
 }
 
 /// As Jinja has it: whatever has a length and can be indexed, texts and mappings too.

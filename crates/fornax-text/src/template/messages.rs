@@ -72,10 +72,13 @@ fn parse_arguments(call: &mut Value) {
     }
 }
 
-/// Moves the thoughts that an assistant's message starts with to `reasoning_content`, where there are none
-/// yet; line breaks around both are dropped, as templates do that split the content themselves.
-pub(super) fn split_thoughts(messages: &mut Value) {
-    let Value::Array(list) = messages else { return };
+/// The messages with the thoughts that assistants' contents start with moved to `reasoning_content`; `None`
+/// if there are no such thoughts. Line breaks around the thoughts and characters of `trim` before the answer
+/// are dropped.
+pub(super) fn split_thoughts(messages: &Value, trim: &str) -> Option<Value> {
+    let Value::Array(list) = messages else { return None };
+    let mut list = list.clone();
+    let mut found = false;
     for message in list.iter_mut().filter_map(Value::as_object_mut) {
         if message.get("role").and_then(Value::as_str) != Some("assistant")
             || message.get("reasoning_content").is_some_and(|v| !v.is_null())
@@ -83,16 +86,15 @@ pub(super) fn split_thoughts(messages: &mut Value) {
             continue;
         }
         let Some(content) = message.get("content").and_then(Value::as_str) else { continue };
-        let Some((thoughts, answer)) = content
-            .trim_start()
-            .strip_prefix("<think>")
-            .and_then(|thinking| thinking.split_once("</think>"))
-        else {
+        let thinking = content.trim_start().strip_prefix("<think>");
+        let Some((thoughts, answer)) = thinking.and_then(|t| t.split_once("</think>")) else {
             continue;
         };
         let thoughts = thoughts.trim_matches('\n').to_owned();
-        let answer = answer.trim_start_matches('\n').to_owned();
+        let answer = answer.trim_start_matches(|c| trim.contains(c)).to_owned();
         message.insert("reasoning_content".into(), thoughts.into());
         message.insert("content".into(), answer.into());
+        found = true;
     }
+    found.then_some(Value::Array(list))
 }

@@ -88,9 +88,9 @@ impl ChatTemplate {
     /// Renders `messages` for `tokenizer`, so that nothing that they, the tools or any other variable hold
     /// becomes a control token.
     ///
-    /// The prompt's text is what [`ChatTemplate::render`] gives, except that the thoughts which an
-    /// assistant's message starts with (`<think>…</think>`) go to `reasoning_content` where the template
-    /// would look for them.
+    /// The text is what [`ChatTemplate::render`] gives. One case needs care: templates of thinking models
+    /// take an assistant's content apart at `</think>`, which they would not find in defused content. The
+    /// thoughts that such a content starts with are then handed over as `reasoning_content`.
     ///
     /// # Errors
     /// As [`ChatTemplate::render`].
@@ -100,11 +100,37 @@ impl ChatTemplate {
         messages: &Value,
         extra: &Value,
     ) -> Result<Prompt, Error> {
-        let mut messages = messages::prepare(messages, self.takes_parts)?;
-        if self.source.contains("</think>") {
-            messages::split_thoughts(&mut messages);
+        let messages = messages::prepare(messages, self.takes_parts)?;
+        let extra = extra_object(extra)?;
+        if !self.source.contains("</think>") {
+            return self.defused(tokenizer, messages, extra);
         }
-        let mut extra = extra_object(extra)?;
+        let Some(apart) = messages::split_thoughts(&messages, "\n") else {
+            return self.defused(tokenizer, messages, extra);
+        };
+        // Templates differ in whether they keep the line breaks after the thoughts, and whether they look
+        // for thoughts in the content at all. The one that comes out as it would undefused is right.
+        let plain = self.render_prepared(messages.clone(), extra.clone(), None)?;
+        let first = self.defused(tokenizer, apart, extra.clone())?;
+        if first.text == plain {
+            return Ok(first);
+        }
+        let kept = messages::split_thoughts(&messages, "");
+        for candidate in kept.into_iter().chain([messages]) {
+            let prompt = self.defused(tokenizer, candidate, extra.clone())?;
+            if prompt.text == plain {
+                return Ok(prompt);
+            }
+        }
+        Ok(first)
+    }
+
+    fn defused(
+        &self,
+        tokenizer: &Tokenizer,
+        mut messages: Value,
+        mut extra: Map<String, Value>,
+    ) -> Result<Prompt, Error> {
         let mark = guard::choose_mark(&self.source, &messages, &extra)?;
         guard::defuse_all(&mut messages, &mut extra, tokenizer, mark);
         let marked = self.render_prepared(messages, extra, Some(mark))?;
