@@ -14,9 +14,9 @@ use crate::isa::Isa;
 use crate::kv::Cache;
 use crate::matrix::{Memory, Q8Rows, TILE};
 use crate::moe::Order;
-use crate::ops::{BLOCK, Scratch, VectorOps};
+use crate::ops::{BLOCK, SPLIT, Scratch, VectorOps, part_len};
 use crate::pool::Pool;
-use crate::run::{Machine, ROW_BLOCK, Round, Slot, Times, Worker};
+use crate::run::{Machine, Parts, ROW_BLOCK, Round, Slot, Times, Worker};
 use crate::stages;
 
 pub(crate) struct CpuProgram {
@@ -128,7 +128,9 @@ impl CpuProgram {
         let pairs = token_rows * mix.top_k;
         let states = plan.states.iter().map(|s| s.len as usize).sum();
         let worker = || worker(plan, &stages, (pairs, mix.experts));
+        let parts = parts(plan, limits.kv_blocks, threads)?;
         let machine = Machine {
+            parts,
             kernels: isa.kernels(),
             ops: VectorOps::of(isa),
             cache: Cache::new(&plan.kv, limits.kv_blocks, limits.kv_type)?,
@@ -207,6 +209,23 @@ impl CpuProgram {
 
 fn lost(cause: &str) -> Error {
     Error::lost(format!("cpu: {cause}; the model has to be loaded again"))
+}
+
+/// Room for the parts of as many rows as attention is split over threads for: those whose key
+/// heads are fewer than twice the threads.
+fn parts(plan: &Plan, kv_blocks: u32, threads: usize) -> Result<Parts> {
+    let splits = (kv_blocks as usize * BLOCK).div_ceil(SPLIT);
+    let mut most = 0;
+    for op in &plan.ops {
+        if let Op::Attention { kv, heads, .. } = op {
+            let g = &plan.kv[kv.group as usize];
+            let rows = (2 * threads - 1) / g.heads as usize;
+            let len = part_len(g.v_width.next_multiple_of(16) as usize);
+            most = most.max(rows * *heads as usize * splits * len);
+        }
+    }
+    let most = if threads > 1 { most } else { 0 };
+    Ok(Parts { memory: Memory::zeroed(4 * most, "parts of attention")?, splits })
 }
 
 /// The 8-bit rows that all threads share.
@@ -336,13 +355,16 @@ impl Program for CpuProgram {
         MemoryUse {
             weights: self.weights.bytes(),
             kv: self.machine.cache.bytes(),
-            scratch: (held + q8) as u64,
+            scratch: (held + q8 + self.machine.parts.memory.len()) as u64,
         }
     }
 
     fn grow_kv(&mut self, blocks: u32) -> Result<()> {
+        let all = self.limits.kv_blocks + blocks;
+        let parts = parts(&self.plan, all, self.machine.workers.len())?;
         self.machine.cache.grow(blocks)?;
-        self.limits.kv_blocks += blocks;
+        self.machine.parts = parts;
+        self.limits.kv_blocks = all;
         Ok(())
     }
 

@@ -17,7 +17,7 @@ use crate::compile::{
 use crate::kv::Cache;
 use crate::matrix::{Acts, Kernels, Memory, Q8Rows, Q8View, TILE};
 use crate::moe::Order;
-use crate::ops::{Attend, BLOCK, QUERIES, Scratch, VectorOps, rows};
+use crate::ops::{Attend, BLOCK, QUERIES, Scratch, VectorOps, part_len, rows, splits};
 use crate::pool::{Poisoned, Team};
 
 /// Activation rows multiplied with a piece of weights at a time: both stay in the cache.
@@ -40,7 +40,16 @@ pub(crate) struct Machine {
     pub(crate) states: Rows,
     /// Mixtures: gathered inputs, gated products and outputs by (row, expert) pair.
     pub(crate) pairs: [Rows; 3],
+    /// Attention split over threads: `[row][query head][split]` parts.
+    pub(crate) parts: Parts,
     pub(crate) workers: Vec<Slot>,
+}
+
+/// Room for the parts of attention that threads compute for each other.
+pub(crate) struct Parts {
+    pub(crate) memory: Memory,
+    /// Splits that a head has room for.
+    pub(crate) splits: usize,
 }
 
 /// One thread's own memory, on its own cache lines.
@@ -368,7 +377,16 @@ impl Machine {
             return Ok(());
         };
         let share = look.heads / heads;
-        if batch.spans.len() == n && share <= QUERIES {
+        let single = batch.spans.len() == n && share <= QUERIES;
+        let longest = batch.rows.iter().map(|r| splits(r.pos as usize, look.window).len()).max();
+        if single && n * heads < 2 * team.threads && team.threads > 1 && longest > Some(2) {
+            if rotate.is_some() || write.is_some() {
+                team.share(n * heads, |item| prepare(item / heads, item % heads));
+                team.barrier()?;
+            }
+            return self.look_together(look, longest.unwrap_or(1), team, round, worker);
+        }
+        if single {
             // One row for each sequence: whoever wrote a key head is the one to read it.
             team.share(n * heads, |item| {
                 let (row, head) = (item / heads, item % heads);
@@ -450,6 +468,54 @@ impl Machine {
         }
     }
 
+    /// Attention of few long rows: threads share the splits of every key head, then its merges.
+    fn look_together(
+        &self,
+        l: &Look,
+        longest: usize,
+        team: &Team<'_>,
+        round: &Round<'_>,
+        worker: &mut Worker,
+    ) -> Result<(), Poisoned> {
+        let run = self.cache.pool(l.kv.group as usize).run;
+        let (heads, share) = (run.heads, l.heads / run.heads);
+        let len = part_len(run.v_stride);
+        let stride = self.parts.splits * len;
+        let n = round.batch.spans.len();
+        let parts = |row: usize, head: usize| {
+            let at = (row * l.heads + head * share) * stride;
+            debug_assert!(4 * (at + share * stride) <= self.parts.memory.len());
+            self.parts.memory.as_ptr().cast::<f32>().wrapping_add(at)
+        };
+        team.share(n * heads * longest, |item| {
+            let (row, head, split) =
+                (item / longest / heads, item / longest % heads, item % longest);
+            let span = &round.batch.spans[row];
+            let all = splits(span.pos as usize, l.window);
+            if split < all.len() {
+                self.call(l, span, 0..1, head, 0..share, round, |call| {
+                    let to = parts(row, head).wrapping_add(split * len);
+                    // SAFETY: as for a whole call; these parts are this thread's alone.
+                    unsafe {
+                        let scratch = &mut worker.scratch;
+                        (self.ops.attend_part)(call, scratch, all.start + split, to, stride);
+                    }
+                });
+            }
+        });
+        team.barrier()?;
+        team.share(n * heads, |item| {
+            let (row, head) = (item / heads, item % heads);
+            let span = &round.batch.spans[row];
+            self.call(l, span, 0..1, head, 0..share, round, |call| {
+                let from = parts(row, head).cast_const();
+                // SAFETY: all parts were complete before the barrier.
+                unsafe { (self.ops.attend_merge)(call, &mut worker.scratch, from, stride) }
+            });
+        });
+        Ok(())
+    }
+
     /// Attention of some rows of a span for some query heads of a key head.
     #[expect(clippy::too_many_arguments, reason = "the coordinates of one item")]
     fn look(
@@ -461,6 +527,26 @@ impl Machine {
         of_group: std::ops::Range<usize>,
         round: &Round<'_>,
         worker: &mut Worker,
+    ) {
+        self.call(l, span, rows, head, of_group, round, |call| {
+            // SAFETY: the tier was checked when the machine was made; keys up to these rows were
+            // written before the last barrier or by this thread; these heads of `out` are this
+            // thread's alone.
+            unsafe { (self.ops.attend)(call, &mut worker.scratch) }
+        });
+    }
+
+    /// Puts a call of attention together.
+    #[expect(clippy::too_many_arguments, reason = "the coordinates of one item")]
+    fn call(
+        &self,
+        l: &Look,
+        span: &Span,
+        rows: std::ops::Range<usize>,
+        head: usize,
+        of_group: std::ops::Range<usize>,
+        round: &Round<'_>,
+        go: impl FnOnce(&Attend<'_>),
     ) {
         let pool = self.cache.pool(l.kv.group as usize);
         let run = pool.run;
@@ -491,10 +577,7 @@ impl Machine {
             cell: run.cell,
             block: &block,
         };
-        // SAFETY: the tier was checked when the machine was made; keys up to these rows were
-        // written before the last barrier or by this thread; these heads of `out` are this
-        // thread's alone.
-        unsafe { (self.ops.attend)(&call, &mut worker.scratch) }
+        go(&call);
     }
 
     /// Convolution: channels are independent, rows of a sequence follow each other.

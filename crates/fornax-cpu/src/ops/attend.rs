@@ -19,7 +19,9 @@ pub(crate) const BLOCK: usize = 32;
 /// Keys whose softmax is computed in one piece.
 pub(crate) const SPLIT: usize = 256;
 /// Query vectors (rows × heads of a group) of one call, at most.
-pub(crate) const QUERIES: usize = 16;
+pub(crate) const QUERIES: usize = 24;
+/// Elements before the values of a stored part: its maximum, its sum, and room to stay aligned.
+const HEAD: usize = 16;
 
 /// How the cache stores an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,6 +105,14 @@ impl Scratch {
             blocks: [(std::ptr::null(), std::ptr::null()); SPLIT / BLOCK],
         }
     }
+
+    /// Nothing seen yet by any query.
+    fn clear(&mut self, queries: usize, v_stride: usize) {
+        assert!(queries <= QUERIES && queries * v_stride <= self.sum.len());
+        self.max[..queries].fill(f32::NEG_INFINITY);
+        self.total[..queries].fill(0.0);
+        self.sum[..queries * v_stride].fill(0.0);
+    }
 }
 
 /// Elements of the cache as floats, sixteen at a time.
@@ -167,49 +177,131 @@ pub(super) unsafe fn attend<L: Lanes>(a: &Attend<'_>, s: &mut Scratch) {
 #[inline(always)]
 unsafe fn run<L: Lanes, E: Elements>(a: &Attend<'_>, s: &mut Scratch) {
     let queries = a.rows * a.heads;
-    assert!(queries <= QUERIES && queries * a.v_stride <= s.sum.len());
-    s.max[..queries].fill(f32::NEG_INFINITY);
-    s.total[..queries].fill(0.0);
-    s.sum[..queries * a.v_stride].fill(0.0);
+    s.clear(queries, a.v_stride);
     let end = a.pos + a.rows;
     let mut start = (a.pos + 1).saturating_sub(a.window);
     while start < end {
         let base = start / SPLIT * SPLIT;
-        let keys = start - base..(end - base).min(SPLIT);
-        start = base + SPLIT;
-        // SAFETY: the caller's word; all keys of the split are this sequence's own.
+        // SAFETY: the caller's word.
         unsafe {
-            for b in keys.start / BLOCK..keys.end.div_ceil(BLOCK) {
-                s.blocks[b] = (a.block)(base / BLOCK + b);
-                score::<L, E>(a, s, b);
-            }
-            let mut seen = [false; QUERIES];
-            let mut max = [0.0; QUERIES];
-            let mut total = [0.0; QUERIES];
+            let softmax = one_split::<L, E>(a, s, base, start - base..(end - base).min(SPLIT));
             for m in 0..queries {
-                let pos = a.pos + m / a.heads;
-                let from = (pos + 1).saturating_sub(a.window).max(base) - base;
-                let to = (pos + 1).min(base + SPLIT).saturating_sub(base);
-                let p = &mut s.scores[m * SPLIT..][..SPLIT];
-                if from < to {
-                    seen[m] = true;
-                    (max[m], total[m]) = softmax::<L>(p, keys.clone(), from..to, a);
-                } else {
-                    p.fill(0.0);
-                }
-            }
-            values::<L, E>(a, s, keys, queries);
-            for m in 0..queries {
-                if seen[m] {
-                    merge::<L>(s, m, a.v_stride, max[m], total[m]);
+                if let Some((max, total)) = softmax[m] {
+                    let part = s.part[m * a.v_stride..].as_ptr();
+                    merge::<L>(s, m, a.v_stride, part, max, total);
                 }
             }
         }
+        start = base + SPLIT;
     }
     for m in 0..queries {
         // SAFETY: the caller's word.
         unsafe { finish::<L>(a, s, m) }
     }
+}
+
+/// How many elements [`attend_part`] stores for one query.
+pub(crate) fn part_len(v_stride: usize) -> usize {
+    HEAD + v_stride
+}
+
+/// The splits that a row at `pos` looks at.
+pub(crate) fn splits(pos: usize, window: usize) -> std::ops::Range<usize> {
+    (pos + 1).saturating_sub(window) / SPLIT..pos / SPLIT + 1
+}
+
+/// Split `split` of a call of one row, stored: `part_len` elements for each head, `stride` apart.
+///
+/// # Safety
+/// As [`attend`]; `parts` is good for that.
+#[inline(always)]
+pub(super) unsafe fn attend_part<L: Lanes>(
+    a: &Attend<'_>,
+    s: &mut Scratch,
+    split: usize,
+    parts: *mut f32,
+    stride: usize,
+) {
+    assert!(a.rows == 1 && a.heads <= QUERIES && splits(a.pos, a.window).contains(&split));
+    let base = split * SPLIT;
+    let from = (a.pos + 1).saturating_sub(a.window).max(base) - base;
+    let keys = from..(a.pos + 1 - base).min(SPLIT);
+    // SAFETY: the caller's word.
+    unsafe {
+        let softmax = match a.cell {
+            Cell::F32 => one_split::<L, AsF32>(a, s, base, keys),
+            Cell::F16 => one_split::<L, AsF16>(a, s, base, keys),
+            Cell::Q8 => one_split::<L, AsQ8>(a, s, base, keys),
+        };
+        for m in 0..a.heads {
+            let to = parts.add(m * stride);
+            let (max, total) = softmax[m].unwrap_or((f32::NEG_INFINITY, 0.0));
+            *to = max;
+            *to.add(1) = total;
+            let part = s.part[m * a.v_stride..].as_ptr();
+            std::ptr::copy_nonoverlapping(part, to.add(HEAD), a.v_stride);
+        }
+    }
+}
+
+/// Merges what [`attend_part`] stored for every split of a row, in order, into its heads: the
+/// same bits as [`attend`]. Parts of a head's splits lie `part_len` apart.
+///
+/// # Safety
+/// As [`attend_part`], and all parts are complete.
+#[inline(always)]
+pub(super) unsafe fn attend_merge<L: Lanes>(
+    a: &Attend<'_>,
+    s: &mut Scratch,
+    parts: *const f32,
+    stride: usize,
+) {
+    s.clear(a.heads, a.v_stride);
+    let splits = splits(a.pos, a.window);
+    for m in 0..a.heads {
+        for split in 0..splits.len() {
+            // SAFETY: the caller's word.
+            unsafe {
+                let part = parts.add(m * stride + split * part_len(a.v_stride));
+                merge::<L>(s, m, a.v_stride, part.add(HEAD), *part, *part.add(1));
+            }
+        }
+        // SAFETY: the caller's word.
+        unsafe { finish::<L>(a, s, m) }
+    }
+}
+
+/// One split on its own, for every query: maximum and sum of exponentials (none where it sees
+/// nothing of the split), the weighted values in `part`.
+#[inline(always)]
+unsafe fn one_split<L: Lanes, E: Elements>(
+    a: &Attend<'_>,
+    s: &mut Scratch,
+    base: usize,
+    keys: std::ops::Range<usize>,
+) -> [Option<(f32, f32)>; QUERIES] {
+    let queries = a.rows * a.heads;
+    let mut all = [None; QUERIES];
+    // SAFETY: the caller's word; all keys of the range are this sequence's own.
+    unsafe {
+        for b in keys.start / BLOCK..keys.end.div_ceil(BLOCK) {
+            s.blocks[b] = (a.block)(base / BLOCK + b);
+            score::<L, E>(a, s, b);
+        }
+        for m in 0..queries {
+            let pos = a.pos + m / a.heads;
+            let from = (pos + 1).saturating_sub(a.window).max(base) - base;
+            let to = (pos + 1).min(base + SPLIT).saturating_sub(base);
+            let p = &mut s.scores[m * SPLIT..][..SPLIT];
+            if from < to {
+                all[m] = Some(softmax::<L>(p, keys.clone(), from..to, a));
+            } else {
+                p.fill(0.0);
+            }
+        }
+        values::<L, E>(a, s, keys, queries);
+    }
+    all
 }
 
 /// Scores of block `b` of the split for every query.
@@ -226,9 +318,9 @@ unsafe fn score<L: Lanes, E: Elements>(a: &Attend<'_>, s: &mut Scratch, b: usize
                 score_some::<L, E, 8, 2>(a, keys, m, out)
             } else if L::REGISTERS >= 16 && queries - m >= 4 {
                 score_some::<L, E, 4, 2>(a, keys, m, out)
-            } else if L::REGISTERS >= 16 {
-                score_some::<L, E, 1, 2>(a, keys, m, out)
-            } else if L::REGISTERS >= 4 && queries - m >= 4 {
+            } else if L::REGISTERS >= 16 && queries - m >= 2 {
+                score_some::<L, E, 2, 2>(a, keys, m, out)
+            } else if L::REGISTERS >= 4 && L::REGISTERS < 16 && queries - m >= 4 {
                 score_some::<L, E, 4, 1>(a, keys, m, out)
             } else if L::REGISTERS >= 4 {
                 score_some::<L, E, 1, 2>(a, keys, m, out)
@@ -355,7 +447,11 @@ unsafe fn values<L: Lanes, E: Elements>(
                 let keys = keys.clone();
                 m += if L::REGISTERS >= 16 && wide == 4 && left >= 4 {
                     values_some::<L, E, 4, 4>(a, s, keys, m, w)
+                } else if L::REGISTERS >= 16 && wide == 4 && left >= 2 {
+                    values_some::<L, E, 2, 4>(a, s, keys, m, w)
                 } else if L::REGISTERS >= 16 && wide >= 2 && left >= 4 {
+                    values_wide::<L, E, 4>(a, s, keys, m, w, wide)
+                } else if L::REGISTERS >= 4 && L::REGISTERS < 16 && left >= 4 {
                     values_wide::<L, E, 4>(a, s, keys, m, w, wide)
                 } else if L::REGISTERS >= 4 && wide == 4 {
                     values_some::<L, E, 1, 4>(a, s, keys, m, w)
@@ -427,8 +523,14 @@ unsafe fn values_some<L: Lanes, E: Elements, const M: usize, const W: usize>(
 
 /// Adds one split of a query to what came before it.
 #[inline(always)]
-unsafe fn merge<L: Lanes>(s: &mut Scratch, m: usize, width: usize, max: f32, total: f32) {
-    let part = s.part[m * width..][..width].as_ptr();
+unsafe fn merge<L: Lanes>(
+    s: &mut Scratch,
+    m: usize,
+    width: usize,
+    part: *const f32,
+    max: f32,
+    total: f32,
+) {
     let sum = s.sum[m * width..][..width].as_mut_ptr();
     let largest = if s.max[m] > max { s.max[m] } else { max };
     // SAFETY: the caller's word; `width` is a multiple of sixteen.

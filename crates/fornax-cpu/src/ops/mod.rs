@@ -14,7 +14,7 @@ mod arm;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub(crate) use attend::{Attend, BLOCK, Cell, QUERIES, Scratch};
+pub(crate) use attend::{Attend, BLOCK, Cell, QUERIES, SPLIT, Scratch, part_len, splits};
 
 use fornax_plan::Activation;
 
@@ -36,6 +36,10 @@ pub(crate) struct VectorOps {
     pub(crate) to_f16: unsafe fn(*const f32, *mut u16, usize),
     /// One call of attention.
     pub(crate) attend: unsafe fn(&Attend<'_>, &mut Scratch),
+    /// One split of a call, its number, where its parts go, elements from head to head.
+    pub(crate) attend_part: unsafe fn(&Attend<'_>, &mut Scratch, usize, *mut f32, usize),
+    /// The end of a call from all of its parts, elements from head to head.
+    pub(crate) attend_merge: unsafe fn(&Attend<'_>, &mut Scratch, *const f32, usize),
 }
 
 /// One tier: entries that carry its features, and the table of them.
@@ -77,9 +81,37 @@ macro_rules! tier {
                 // SAFETY: as said above.
                 unsafe { super::attend::attend::<$lanes>(a, s) }
             }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn attend_part(
+                a: &Attend<'_>,
+                s: &mut Scratch,
+                split: usize,
+                parts: *mut f32,
+                stride: usize,
+            ) {
+                // SAFETY: as said above.
+                unsafe { super::attend::attend_part::<$lanes>(a, s, split, parts, stride) }
+            }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn attend_merge(
+                a: &Attend<'_>,
+                s: &mut Scratch,
+                parts: *const f32,
+                stride: usize,
+            ) {
+                // SAFETY: as said above.
+                unsafe { super::attend::attend_merge::<$lanes>(a, s, parts, stride) }
+            }
 
-            pub(super) static TABLE: VectorOps =
-                VectorOps { norm, gate, scale_and_cap, to_f16, attend };
+            pub(super) static TABLE: VectorOps = VectorOps {
+                norm,
+                gate,
+                scale_and_cap,
+                to_f16,
+                attend,
+                attend_part,
+                attend_merge,
+            };
         }
     };
 }

@@ -161,3 +161,38 @@ fn a_sequence_computes_the_same_whoever_shares_its_steps() {
         assert!(have == want, "seed {seed}");
     }
 }
+
+/// The ids of a chain of `n` tokens after a prompt of 800.
+fn long_chain(plan: &Plan, isa: Isa, threads: usize, n: u32) -> Vec<(TokenId, u32)> {
+    let limits = Limits { kv_blocks: 30, rows: 800, ..limits(KvType::F16) };
+    let mut program = device(isa, threads).prepare(plan, &limits).unwrap();
+    let tokens = prompt(4, 800);
+    let table: Vec<BlockId> = (0..30).rev().map(BlockId).collect();
+    let step = SeqStep {
+        slot: SlotId(0),
+        tokens: Tokens::Host(&tokens),
+        pos: 0,
+        tables: &[&table],
+        wants: &[(799..800, Want::Token { logprob: true })],
+        sample: None,
+        max_new: n,
+        stop: &[],
+    };
+    let ticket = program.submit(&[step]).unwrap();
+    let mut out = StepOutput::default();
+    program.wait(ticket, &mut out).unwrap();
+    out.tokens.iter().map(|t| (t.token, t.logprob.to_bits())).collect()
+}
+
+#[test]
+fn long_rows_are_split_over_threads_without_a_trace() {
+    // Two key heads and four splits: more threads than heads share the splits of each.
+    let plan = proof_plan(TensorType::Q8_0);
+    let want = long_chain(&plan, Isa::Scalar, 1, 40);
+    assert_eq!(want.len(), 40);
+    for isa in Isa::available() {
+        for threads in [2, 3, 6] {
+            assert_eq!(want, long_chain(&plan, isa, threads, 40), "{isa}, {threads} threads");
+        }
+    }
+}
