@@ -28,9 +28,9 @@ pub(super) struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// The outputs of tile `tile` for row `row`.
-    pub(super) fn out(&self, tile: usize, row: usize) -> Out {
-        let columns = (self.matrix.rows() - tile * TILE).min(TILE);
+    /// The outputs from tile `tile` on for row `row`.
+    fn out(&self, tile: usize, row: usize) -> Out {
+        let columns = self.matrix.rows() - tile * TILE;
         let at = (row - self.act_rows.start) * self.stride + tile * TILE;
         Out { at: self.out.wrapping_add(at), stride: self.stride, columns }
     }
@@ -46,7 +46,7 @@ pub(super) trait Tier {
     /// The same for f32 activations.
     const FLOAT_ROWS: usize;
 
-    unsafe fn quantised<F: Format, const R: usize>(
+    unsafe fn quantised<F: Format, const R: usize, const T: usize>(
         tile: *const u8,
         blocks: usize,
         acts: *const ActBlock,
@@ -54,7 +54,7 @@ pub(super) trait Tier {
         out: Out,
     );
 
-    unsafe fn floats<F: Float, const R: usize>(
+    unsafe fn floats<F: Float, const R: usize, const T: usize>(
         tile: *const u8,
         cols: usize,
         x: *const f32,
@@ -72,7 +72,7 @@ macro_rules! tier {
             const FLOAT_ROWS: usize = $float_rows;
 
             $(#[$attr])*
-            unsafe fn quantised<F: $crate::matrix::format::Format, const R: usize>(
+            unsafe fn quantised<F: $crate::matrix::format::Format, const R: usize, const T: usize>(
                 tile: *const u8,
                 blocks: usize,
                 acts: *const $crate::matrix::activations::ActBlock,
@@ -81,19 +81,19 @@ macro_rules! tier {
             ) {
                 // SAFETY: the caller's word.
                 unsafe {
-                    $crate::matrix::kernel::quantised::<$simd, F, R>(tile, blocks, acts, step, out)
+                    $crate::matrix::kernel::quantised::<$simd, F, R, T>(tile, blocks, acts, step, out)
                 }
             }
 
             $(#[$attr])*
-            unsafe fn floats<F: $crate::matrix::format::Float, const R: usize>(
+            unsafe fn floats<F: $crate::matrix::format::Float, const R: usize, const T: usize>(
                 tile: *const u8,
                 cols: usize,
                 x: *const f32,
                 out: $crate::matrix::kernel::Out,
             ) {
                 // SAFETY: the caller's word.
-                unsafe { $crate::matrix::kernel::floats::<$simd, F, R>(tile, cols, x, out) }
+                unsafe { $crate::matrix::kernel::floats::<$simd, F, R, T>(tile, cols, x, out) }
             }
         }
 
@@ -148,73 +148,72 @@ pub(super) unsafe fn multiply<T: Tier>(job: &Job<'_>) {
     unsafe { by_layout!(job.matrix.layout, quantised, floats, foreign::multiply, (job), T) }
 }
 
+/// Tiles read at once where there is a single row.
+const STREAMS: usize = 4;
+
+/// Calls `$call` with constant numbers of rows and tiles for every piece of the job, tile by tile
+/// so that a tile's weights stay in the nearer caches for all rows. `$together` says how many rows
+/// from one on may go together.
+macro_rules! walk {
+    ($job:expr, |$tile:ident, $row:ident| $together:expr, $call:ident) => {
+        let Range { start, end } = $job.act_rows;
+        let mut $tile = $job.tiles.start;
+        while $tile < $job.tiles.end {
+            if end - start == 1 && $job.tiles.end - $tile >= STREAMS {
+                $call!($tile, start, 1, STREAMS);
+                $tile += STREAMS;
+                continue;
+            }
+            let mut $row = start;
+            while $row < end {
+                $row += match $together.min(end - $row) {
+                    8.. => $call!($tile, $row, 8, 1),
+                    4.. => $call!($tile, $row, 4, 1),
+                    2.. => $call!($tile, $row, 2, 1),
+                    _ => $call!($tile, $row, 1, 1),
+                };
+            }
+            $tile += 1;
+        }
+    };
+}
+
 unsafe fn quantised<T: Tier, F: Format>(job: &Job<'_>) {
     let Acts::Q8(acts) = job.acts else {
         unreachable!("checked in Matrix::multiply");
     };
     let blocks = job.matrix.cols() / BLOCK;
-    for tile in job.tiles.clone() {
-        let weights = job.matrix.tile(job.expert, tile);
-        let mut row = job.act_rows.start;
-        while row < job.act_rows.end {
-            let together = (job.act_rows.end - row).min(acts.side_by_side(row)).min(T::ROWS);
-            let out = job.out(tile, row);
-            // SAFETY: `together` rows from `row` lie side by side and are within the range; the
-            // rest is the caller's word.
+    macro_rules! call {
+        ($tile:expr, $row:expr, $rows:expr, $tiles:expr) => {{
+            // SAFETY: these rows lie side by side, rows and tiles are within the job; the rest is
+            // the caller's word.
             unsafe {
-                let x = acts.block(row, 0).cast_const();
-                row += match together {
-                    8.. => {
-                        T::quantised::<F, 8>(weights, blocks, x, acts.step(), out);
-                        8
-                    }
-                    4.. => {
-                        T::quantised::<F, 4>(weights, blocks, x, acts.step(), out);
-                        4
-                    }
-                    2.. => {
-                        T::quantised::<F, 2>(weights, blocks, x, acts.step(), out);
-                        2
-                    }
-                    _ => {
-                        T::quantised::<F, 1>(weights, blocks, x, acts.step(), out);
-                        1
-                    }
-                };
+                let x = acts.block($row, 0).cast_const();
+                let weights = job.matrix.tile(job.expert, $tile);
+                let out = job.out($tile, $row);
+                T::quantised::<F, { $rows }, { $tiles }>(weights, blocks, x, acts.step(), out);
             }
-        }
+            $rows
+        }};
     }
+    walk!(job, |tile, row| acts.side_by_side(row).min(T::ROWS), call);
 }
 
 unsafe fn floats<T: Tier, F: Float>(job: &Job<'_>) {
     let Acts::F32 { x, cols } = job.acts else {
         unreachable!("checked in Matrix::multiply");
     };
-    for tile in job.tiles.clone() {
-        let weights = job.matrix.tile(job.expert, tile);
-        let mut row = job.act_rows.start;
-        while row < job.act_rows.end {
-            let together = (job.act_rows.end - row).min(T::FLOAT_ROWS);
-            let out = job.out(tile, row);
-            // SAFETY: `together` rows from `row` are within the range; the rest is the caller's
-            // word.
+    macro_rules! call {
+        ($tile:expr, $row:expr, $rows:expr, $tiles:expr) => {{
+            // SAFETY: rows and tiles are within the job; the rest is the caller's word.
             unsafe {
-                let x = x.as_ptr().add(row * cols);
-                row += match together {
-                    4.. => {
-                        T::floats::<F, 4>(weights, cols, x, out);
-                        4
-                    }
-                    2.. => {
-                        T::floats::<F, 2>(weights, cols, x, out);
-                        2
-                    }
-                    _ => {
-                        T::floats::<F, 1>(weights, cols, x, out);
-                        1
-                    }
-                };
+                let x = x.as_ptr().add($row * cols);
+                let weights = job.matrix.tile(job.expert, $tile);
+                let out = job.out($tile, $row);
+                T::floats::<F, { $rows }, { $tiles }>(weights, cols, x, out);
             }
-        }
+            $rows
+        }};
     }
+    walk!(job, |tile, row| T::FLOAT_ROWS, call);
 }

@@ -20,7 +20,7 @@
 //! Q6_K    8       d:f16[16] pad[32] sc:i8[16][16]             as Q4_0, then 2 × 64 B: bits 2t of vector j/4, t = j % 4
 //! ```
 
-use super::simd::{QUADS, Range, Simd};
+use super::simd::{QUADS, Range, Simd, TILE};
 
 /// A block of 32 columns of a tile, decoded.
 #[derive(Clone, Copy)]
@@ -77,6 +77,7 @@ pub(super) trait Format: Range + 'static {
     }
 
     /// Bytes of a tile of `blocks` blocks, whole cache lines.
+    #[inline(always)]
     fn tile_bytes(blocks: usize) -> usize {
         let rest = blocks % Self::UNIT;
         let whole = blocks / Self::UNIT * (Self::HEAD + Self::UNIT * Self::PLANES);
@@ -296,6 +297,13 @@ impl_format!(Q6K {
 pub(super) trait Float: 'static {
     /// Bytes of one element.
     const BYTES: usize;
+
+    /// Bytes of a tile of `cols` columns, whole cache lines.
+    #[inline(always)]
+    fn tile_bytes(cols: usize) -> usize {
+        (cols * TILE * Self::BYTES).next_multiple_of(64)
+    }
+
     /// Loads sixteen of them.
     ///
     /// # Safety

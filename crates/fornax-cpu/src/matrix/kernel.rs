@@ -10,14 +10,11 @@
 //! float formats).
 
 use super::activations::ActBlock;
-use super::format::{Float, Format};
+use super::format::{Decoded, Float, Format};
 use super::simd::{BLOCK, QUADS, Simd, TILE};
 
 /// Interleaved sums of the float formats.
 pub(super) const PARTIALS: usize = 4;
-/// How far ahead of the planes being read the next ones are asked for, bytes. The processor's own
-/// prefetchers stop at pages.
-const AHEAD: usize = 4096;
 
 /// Where a kernel's results go.
 #[derive(Clone, Copy, Debug)]
@@ -26,131 +23,145 @@ pub(super) struct Out {
     pub(super) at: *mut f32,
     /// Elements from a row's outputs to the next row's.
     pub(super) stride: usize,
-    /// Outputs of the tile that exist, up to [`TILE`].
+    /// Outputs that exist from there on: [`TILE`] of every tile, fewer of a last one.
     pub(super) columns: usize,
 }
 
 impl Out {
     /// # Safety
-    /// `at` reaches row `row`, and the tier is available.
+    /// `at` reaches tile `tile` of row `row`, and the tier is available.
     #[inline(always)]
-    unsafe fn put<S: Simd>(&self, row: usize, v: S::Floats) {
+    unsafe fn put<S: Simd>(&self, tile: usize, row: usize, v: S::Floats) {
         // SAFETY: the caller's word; a tile that is not whole goes through a buffer.
         unsafe {
-            let to = self.at.add(row * self.stride);
-            if self.columns == TILE {
+            let to = self.at.add(row * self.stride + tile * TILE);
+            let columns = self.columns - tile * TILE;
+            if columns >= TILE {
                 S::store(v, to);
             } else {
                 let mut all = [0.0f32; TILE];
                 S::store(v, all.as_mut_ptr());
-                std::ptr::copy_nonoverlapping(all.as_ptr(), to, self.columns);
+                std::ptr::copy_nonoverlapping(all.as_ptr(), to, columns);
             }
         }
     }
 }
 
-/// A tile of a block format times `ROWS` rows whose records lie side by side.
+/// `TILES` tiles of a block format, one behind the other, times `ROWS` rows whose records lie side
+/// by side. Several tiles are read at once because a single row is over so soon that one stream of
+/// weights waits for memory most of the time.
 ///
 /// # Safety
-/// `tile` holds `blocks` blocks of format `F`; the records of the first row are at `acts`,
-/// `acts + step`, …, those of the next rows one further; `out` reaches every row and column; the
-/// tier is available.
+/// `tile` holds the tiles, each of `blocks` blocks of format `F`; the records of the first row are
+/// at `acts`, `acts + step`, …, those of the next rows one further; `out` reaches every row and
+/// column; the tier is available.
 #[inline(always)]
-pub(super) unsafe fn quantised<S: Simd, F: Format, const ROWS: usize>(
+pub(super) unsafe fn quantised<S: Simd, F: Format, const ROWS: usize, const TILES: usize>(
     tile: *const u8,
     blocks: usize,
     acts: *const ActBlock,
     step: usize,
     out: Out,
 ) {
-    // SAFETY: the caller's word; prefetches may go anywhere.
+    // SAFETY: the caller's word.
     unsafe {
-        let mut acc = [S::zero(); ROWS];
+        let tile_bytes = F::tile_bytes(blocks);
+        let mut acc = [[S::zero(); ROWS]; TILES];
         let mut unit = tile;
         let mut acts = acts;
         let mut left = blocks;
         while left > 0 {
             for at in 0..left.min(F::UNIT) {
-                let ahead = unit.wrapping_add(F::HEAD + at * F::PLANES + AHEAD);
-                if ROWS == 1 {
-                    for line in 0..F::PLANES / 64 {
-                        S::prefetch(ahead.wrapping_add(line * 64));
+                for (tile, acc) in acc.iter_mut().enumerate() {
+                    let block = F::decode::<S>(unit.add(tile * tile_bytes), at);
+                    for (row, acc) in acc.iter_mut().enumerate() {
+                        *acc = add_block::<S, F>(*acc, &block, acts.add(row));
                     }
                 }
-                let block = F::decode::<S>(unit, at);
-                for (row, acc) in acc.iter_mut().enumerate() {
-                    let x = acts.add(row);
-                    let dx = S::splat((*x).d);
-                    if F::HALVES {
-                        let first = S::dot::<F, { QUADS / 2 }>(&block.w, 0, x);
-                        let second = S::dot::<F, { QUADS / 2 }>(&block.w, QUADS / 2, x);
-                        let first = S::mul(S::from_ints(first), S::mul(block.scale[0], dx));
-                        let second = S::mul(S::from_ints(second), S::mul(block.scale[1], dx));
-                        *acc = S::add(S::add(*acc, first), second);
-                    } else {
-                        let sum = S::dot::<F, QUADS>(&block.w, 0, x);
-                        let sum = S::mul(S::from_ints(sum), S::mul(block.scale[0], dx));
-                        *acc = S::add(*acc, sum);
-                    }
-                    if F::MINIMA {
-                        *acc = S::add(*acc, S::mul(block.min, S::splat((*x).sx)));
-                    }
-                }
-                acts = acts.add(step);
+                acts = acts.wrapping_add(step);
             }
             left = left.saturating_sub(F::UNIT);
             unit = unit.wrapping_add(F::HEAD + F::UNIT * F::PLANES);
         }
-        for (row, acc) in acc.iter().enumerate() {
-            out.put::<S>(row, *acc);
+        for (tile, acc) in acc.iter().enumerate() {
+            for (row, acc) in acc.iter().enumerate() {
+                out.put::<S>(tile, row, *acc);
+            }
         }
     }
 }
 
-/// A tile of a float format times `ROWS` rows.
+/// The sums of a tile's rows after one more block.
 ///
 /// # Safety
-/// `tile` holds `cols` columns of format `F`; row `r` of the activations starts at
-/// `x + r · cols`; `out` reaches every row and column; the tier is available.
+/// `x` is a record, and the tier is available.
 #[inline(always)]
-pub(super) unsafe fn floats<S: Simd, F: Float, const ROWS: usize>(
+unsafe fn add_block<S: Simd, F: Format>(
+    acc: S::Floats,
+    block: &Decoded<S>,
+    x: *const ActBlock,
+) -> S::Floats {
+    // SAFETY: the caller's word.
+    unsafe {
+        let dx = S::splat((*x).d);
+        let acc = if F::HALVES {
+            let first = S::dot::<F, { QUADS / 2 }>(&block.w, 0, x);
+            let second = S::dot::<F, { QUADS / 2 }>(&block.w, QUADS / 2, x);
+            let first = S::mul(S::from_ints(first), S::mul(block.scale[0], dx));
+            let second = S::mul(S::from_ints(second), S::mul(block.scale[1], dx));
+            S::add(S::add(acc, first), second)
+        } else {
+            let sum = S::dot::<F, QUADS>(&block.w, 0, x);
+            S::add(acc, S::mul(S::from_ints(sum), S::mul(block.scale[0], dx)))
+        };
+        if F::MINIMA { S::add(acc, S::mul(block.min, S::splat((*x).sx))) } else { acc }
+    }
+}
+
+/// `TILES` tiles of a float format, one behind the other, times `ROWS` rows.
+///
+/// # Safety
+/// `tile` holds the tiles, each of `cols` columns of format `F`; row `r` of the activations starts
+/// at `x + r · cols`; `out` reaches every row and column; the tier is available.
+#[inline(always)]
+pub(super) unsafe fn floats<S: Simd, F: Float, const ROWS: usize, const TILES: usize>(
     tile: *const u8,
     cols: usize,
     x: *const f32,
     out: Out,
 ) {
-    // SAFETY: the caller's word; prefetches may go anywhere.
+    // SAFETY: the caller's word.
     unsafe {
-        let mut acc = [[S::zero(); PARTIALS]; ROWS];
+        let tile_bytes = F::tile_bytes(cols);
+        let mut acc = [[[S::zero(); PARTIALS]; ROWS]; TILES];
         let whole = cols / PARTIALS * PARTIALS;
         let mut col = 0;
         while col < whole {
-            let at = tile.add(col * TILE * F::BYTES);
-            if ROWS == 1 {
-                for line in 0..PARTIALS * TILE * F::BYTES / 64 {
-                    S::prefetch(at.wrapping_add(AHEAD + line * 64));
-                }
-            }
-            for partial in 0..PARTIALS {
-                let w = F::load::<S>(at.add(partial * TILE * F::BYTES));
-                for (row, acc) in acc.iter_mut().enumerate() {
-                    let x = S::splat(*x.add(row * cols + col + partial));
-                    acc[partial] = S::add(acc[partial], S::mul(w, x));
+            for (ix, acc) in acc.iter_mut().enumerate() {
+                let tile = tile.add(ix * tile_bytes);
+                for partial in 0..PARTIALS {
+                    let w = F::load::<S>(tile.add((col + partial) * TILE * F::BYTES));
+                    for (row, acc) in acc.iter_mut().enumerate() {
+                        let x = S::splat(*x.add(row * cols + col + partial));
+                        acc[partial] = S::add(acc[partial], S::mul(w, x));
+                    }
                 }
             }
             col += PARTIALS;
         }
-        for col in whole..cols {
-            let w = F::load::<S>(tile.add(col * TILE * F::BYTES));
-            for (row, acc) in acc.iter_mut().enumerate() {
-                let x = S::splat(*x.add(row * cols + col));
-                let acc = &mut acc[col - whole];
-                *acc = S::add(*acc, S::mul(w, x));
+        for (ix, acc) in acc.iter_mut().enumerate() {
+            for col in whole..cols {
+                let w = F::load::<S>(tile.add(ix * tile_bytes + col * TILE * F::BYTES));
+                for (row, acc) in acc.iter_mut().enumerate() {
+                    let x = S::splat(*x.add(row * cols + col));
+                    let acc = &mut acc[col - whole];
+                    *acc = S::add(*acc, S::mul(w, x));
+                }
             }
-        }
-        for (row, acc) in acc.iter().enumerate() {
-            let sum = S::add(S::add(acc[0], acc[1]), S::add(acc[2], acc[3]));
-            out.put::<S>(row, sum);
+            for (row, acc) in acc.iter().enumerate() {
+                let sum = S::add(S::add(acc[0], acc[1]), S::add(acc[2], acc[3]));
+                out.put::<S>(ix, row, sum);
+            }
         }
     }
 }

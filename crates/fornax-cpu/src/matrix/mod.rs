@@ -7,10 +7,15 @@
 //! they lie in the file ([`foreign`]).
 
 mod activations;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod drive;
 mod foreign;
 mod format;
 mod kernel;
+pub mod measure;
 mod memory;
 mod pack;
 mod scalar;
@@ -29,7 +34,7 @@ pub(crate) use activations::{Acts, Q8Rows, Q8View};
 pub(crate) use drive::Kernels;
 use drive::{Job, by_layout};
 use format::{Float, Format};
-use memory::Memory;
+pub(crate) use memory::Memory;
 pub(crate) use simd::TILE;
 
 use crate::isa::Isa;
@@ -42,6 +47,10 @@ impl Isa {
     pub(crate) fn kernels(self) -> &'static Kernels {
         assert!(self.is_available(), "this machine does not have the instructions of {self}");
         match self {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => &avx2::KERNELS,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Vnni => &avx512::KERNELS,
             _ => &scalar::KERNELS,
         }
     }
@@ -121,8 +130,7 @@ fn block_shape<F: Format>(cols: usize) -> Shape {
 }
 
 fn float_shape<F: Float>(cols: usize) -> Shape {
-    let tile = (cols * TILE * F::BYTES).next_multiple_of(64);
-    Shape { unit: 1, head: 0, planes: 0, tile }
+    Shape { unit: 1, head: 0, planes: 0, tile: F::tile_bytes(cols) }
 }
 
 fn foreign_shape(_cols: usize) -> Shape {

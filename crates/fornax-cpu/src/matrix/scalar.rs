@@ -179,9 +179,6 @@ impl Simd for Scalar {
         // SAFETY: the caller's word.
         unsafe { to.cast::<[f32; TILE]>().write_unaligned(v) }
     }
-
-    #[inline(always)]
-    unsafe fn prefetch(_at: *const u8) {}
 }
 
 super::drive::tier!(KERNELS, Scalar, 8, 4);

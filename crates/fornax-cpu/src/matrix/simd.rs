@@ -79,6 +79,4 @@ pub(super) trait Simd: Copy + 'static {
     unsafe fn from_exponents(at: *const u8) -> Self::Floats;
     /// Stores 16 f32.
     unsafe fn store(v: Self::Floats, to: *mut f32);
-    /// Says that the line at `at` will be read soon; any address will do.
-    unsafe fn prefetch(at: *const u8);
 }

@@ -1,0 +1,198 @@
+//! The AVX-512 VNNI tier: sixteen rows are the lanes of one register, and `vpdpbusd` multiplies
+//! four neighbouring weights of each with four activations that are broadcast from memory. It must
+//! not know layouts.
+//!
+//! The instruction takes unsigned weights, so those with a sign are kept 128 too high and the sum
+//! starts at −128 · Σq, which the activations carry.
+
+use std::arch::x86_64::*;
+
+use super::activations::ActBlock;
+use super::simd::{QUADS, Range, Simd};
+
+/// The tier's vectors; used only behind the door that checks for its features.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Avx512Vnni;
+
+/// Weights are stored this much too high for `vpdpbusd`, where they have a sign.
+const LIFT: i32 = 128;
+
+// SAFETY (every block below): the caller's word that the features are there and that pointers
+// reach as far as the trait says; no load needs alignment.
+impl Simd for Avx512Vnni {
+    type Bytes = __m512i;
+    type Ints = __m512i;
+    type Floats = __m512;
+
+    #[inline(always)]
+    unsafe fn bytes(at: *const u8) -> __m512i {
+        // SAFETY: see above.
+        unsafe { _mm512_loadu_si512(at.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn field(v: __m512i, from: u32, to: u32, mask: u8) -> __m512i {
+        // SAFETY: see above.
+        unsafe {
+            // Bits that cross from a neighbouring byte are outside the mask.
+            let moved = if from >= to {
+                _mm512_srl_epi16(v, _mm_cvtsi32_si128((from - to) as i32))
+            } else {
+                _mm512_sll_epi16(v, _mm_cvtsi32_si128((to - from) as i32))
+            };
+            _mm512_and_si512(moved, _mm512_set1_epi8(mask as i8))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn or(a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: see above.
+        unsafe { _mm512_or_si512(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn lookup(table: &[i8; 16], v: __m512i) -> __m512i {
+        // SAFETY: see above.
+        unsafe {
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+            _mm512_shuffle_epi8(table, v)
+        }
+    }
+
+    /// To unsigned, [`LIFT`] above the weight where the format has a sign.
+    #[inline(always)]
+    unsafe fn ready<R: Range>(v: __m512i) -> __m512i {
+        // SAFETY: see above.
+        unsafe {
+            if R::SIGNED {
+                _mm512_xor_si512(v, _mm512_set1_epi8(LIFT as u8 as i8))
+            } else if R::BIAS != 0 {
+                _mm512_add_epi8(v, _mm512_set1_epi8((LIFT - R::BIAS) as i8))
+            } else {
+                v
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn dot<R: Range, const N: usize>(
+        w: &[__m512i; QUADS],
+        first: usize,
+        x: *const ActBlock,
+    ) -> __m512i {
+        // SAFETY: see above.
+        unsafe {
+            let mut sum = if !R::SIGNED && R::BIAS == 0 {
+                _mm512_setzero_si512()
+            } else if N == QUADS {
+                _mm512_set1_epi32((*x).lift)
+            } else if first == 0 {
+                _mm512_set1_epi32((*x).lift_first)
+            } else {
+                _mm512_sub_epi32(_mm512_set1_epi32((*x).lift), _mm512_set1_epi32((*x).lift_first))
+            };
+            let q = (*x).q.as_ptr().cast::<i32>();
+            for k in 0..N {
+                let quad = first + k;
+                let x = _mm512_set1_epi32(q.add(quad).read_unaligned());
+                sum = _mm512_dpbusd_epi32(sum, w[quad], x);
+            }
+            sum
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn zero() -> __m512 {
+        // SAFETY: see above.
+        unsafe { _mm512_setzero_ps() }
+    }
+
+    #[inline(always)]
+    unsafe fn splat(v: f32) -> __m512 {
+        // SAFETY: see above.
+        unsafe { _mm512_set1_ps(v) }
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: see above.
+        unsafe { _mm512_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: see above.
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn negate(v: __m512) -> __m512 {
+        // SAFETY: see above.
+        unsafe { _mm512_sub_ps(_mm512_setzero_ps(), v) }
+    }
+
+    #[inline(always)]
+    unsafe fn from_ints(v: __m512i) -> __m512 {
+        // SAFETY: see above.
+        unsafe { _mm512_cvtepi32_ps(v) }
+    }
+
+    #[inline(always)]
+    unsafe fn from_f32(at: *const u8) -> __m512 {
+        // SAFETY: see above.
+        unsafe { _mm512_loadu_ps(at.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn from_f16(at: *const u8) -> __m512 {
+        // SAFETY: see above.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn from_bf16(at: *const u8) -> __m512 {
+        // SAFETY: see above.
+        unsafe {
+            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(at.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn from_u8(at: *const u8) -> __m512 {
+        // SAFETY: see above.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(at.cast()))) }
+    }
+
+    #[inline(always)]
+    unsafe fn from_i8(at: *const u8) -> __m512 {
+        // SAFETY: see above.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(at.cast()))) }
+    }
+
+    #[inline(always)]
+    unsafe fn from_exponents(at: *const u8) -> __m512 {
+        // SAFETY: see above.
+        unsafe {
+            let e = _mm512_cvtepu8_epi32(_mm_loadu_si128(at.cast()));
+            let normal = _mm512_slli_epi32::<23>(_mm512_sub_epi32(e, _mm512_set1_epi32(1)));
+            let small = _mm512_sllv_epi32(_mm512_set1_epi32(0x0020_0000), e);
+            let below = _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2));
+            _mm512_castsi512_ps(_mm512_mask_blend_epi32(below, normal, small))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store(v: __m512, to: *mut f32) {
+        // SAFETY: see above.
+        unsafe { _mm512_storeu_ps(to, v) }
+    }
+}
+
+super::drive::tier!(
+    KERNELS,
+    Avx512Vnni,
+    8,
+    4,
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+);

@@ -1,0 +1,109 @@
+//! How fast the kernels run on this machine: matrices of arbitrary bits, multiplied over and over.
+//! For examples and reports; it must not be used by programs that compute.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use fornax_gguf::{Mapping, TensorType};
+use fornax_plan::{Error, Result, WeightRef};
+
+use super::{Acts, Matrix, Q8Rows};
+use crate::isa::Isa;
+
+/// What to multiply.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    /// Type of the weights.
+    pub ty: TensorType,
+    /// Rows of the matrix.
+    pub rows: u32,
+    /// Columns of the matrix.
+    pub cols: u32,
+    /// Rows of activations.
+    pub act_rows: usize,
+    /// The tier.
+    pub isa: Isa,
+    /// Threads, each with a share of the tiles.
+    pub threads: usize,
+    /// How long to go on.
+    pub seconds: f64,
+}
+
+/// What was measured: the median over pieces of a matrix.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rates {
+    /// Weight bytes read, GB/s (10⁹).
+    pub gigabytes: f64,
+    /// Multiplications and additions, GOPS (10⁹).
+    pub gigaops: f64,
+}
+
+/// Measures one case.
+///
+/// # Errors
+/// `is_unsupported` where the tier or the type is not there; as for packing a matrix otherwise.
+pub fn multiply(case: &Case) -> Result<Rates> {
+    let Case { ty, rows, cols, act_rows, isa, threads, .. } = *case;
+    if !isa.is_available() {
+        return Err(Error::unsupported(format!("measuring {isa}: not on this machine")));
+    }
+    let len = cols as usize / ty.block_len() * ty.block_bytes() * rows as usize;
+    // Bits of no meaning, but floats of usual size in every type: subnormals are slow.
+    let bytes = (0..len).map(|ix| (60 + ix * 7 % 41) as u8).collect();
+    let data = Arc::new(Mapping::from_vec(bytes));
+    let weight = WeightRef { name: ty.to_string(), ty, cols, rows, experts: 1, data, offset: 0 };
+    let matrix = Matrix::pack(&weight, threads)?;
+    let x: Vec<f32> = (0..act_rows * cols as usize).map(|ix| (ix % 17) as f32 - 8.0).collect();
+    let store = Q8Rows::new(act_rows, cols as usize)?;
+    let acts = if matrix.takes_q8() {
+        let view = store.shaped(act_rows, cols as usize);
+        for (row, x) in x.chunks(cols as usize).enumerate() {
+            // SAFETY: one thread fills, and `store` outlives the view.
+            unsafe { view.fill(isa.kernels(), row, x, 0..view.blocks()) };
+        }
+        Acts::Q8(view)
+    } else {
+        Acts::F32 { x: &x, cols: cols as usize }
+    };
+    let all = matrix.tiles();
+    let share = |thread: usize| all * thread / threads..all * (thread + 1) / threads;
+    let tiles_per_second: f64 = std::thread::scope(|scope| {
+        let run = |thread| rate(&matrix, &acts, share(thread), case);
+        let others: Vec<_> = (1..threads).map(|thread| scope.spawn(move || run(thread))).collect();
+        run(0) + others.into_iter().map(|t| t.join().unwrap_or(0.0)).sum::<f64>()
+    });
+    let outputs = tiles_per_second * super::TILE as f64 * act_rows as f64;
+    Ok(Rates {
+        gigabytes: tiles_per_second * matrix.tile_bytes() as f64 / 1e9,
+        gigaops: 2.0 * outputs * f64::from(cols) / 1e9,
+    })
+}
+
+/// Tiles per second of one thread: goes round its share a few tiles at a time, and takes the
+/// median of their times, so that what else the machine does in between does not count.
+fn rate(matrix: &Matrix, acts: &Acts<'_>, share: Range<usize>, case: &Case) -> f64 {
+    let per_piece = ((1 << 19) / matrix.tile_bytes() / case.act_rows.min(64)).max(4);
+    let width = per_piece * super::TILE;
+    let mut out = vec![0.0f32; case.act_rows * width];
+    let mut times = Vec::new();
+    let started = Instant::now();
+    let mut at = share.start;
+    while times.len() < 8 || started.elapsed().as_secs_f64() < case.seconds {
+        if at + per_piece > share.end {
+            at = share.start;
+        }
+        let tiles = at..(at + per_piece).min(share.end);
+        at = tiles.end;
+        let from = Instant::now();
+        // Outputs before these tiles are not written, so their place need not exist.
+        let to = out.as_mut_ptr().wrapping_sub(tiles.start * super::TILE);
+        let (kernels, rows, count) = (case.isa.kernels(), 0..case.act_rows, tiles.len());
+        // SAFETY: output o of row r lies at r · width + o − 16 · tiles.start, within `out`.
+        unsafe { matrix.multiply(kernels, 0, acts, rows, tiles, to, width) };
+        times.push(from.elapsed().as_secs_f64() / count as f64);
+        std::hint::black_box(&out);
+    }
+    times.sort_by(f64::total_cmp);
+    1.0 / times[times.len() / 2]
+}
