@@ -13,6 +13,7 @@ use crate::flags::low::{DeviceName, KvName};
 pub(crate) enum Opened {
     Cpu(CpuDevice),
     Reference(ReferenceDevice),
+    Gpu(Box<dyn Device>),
 }
 
 /// A device of this machine.
@@ -43,7 +44,7 @@ impl Opened {
             DeviceName::Auto | DeviceName::Cpu => Ok(Opened::Cpu(cpu(config)?)),
             DeviceName::Reference => Ok(Opened::Reference(ReferenceDevice::default())),
             DeviceName::Metal => bail!("--device metal is not in this build; use cpu"),
-            DeviceName::Cuda => bail!("--device cuda is not in this build; use cpu"),
+            DeviceName::Cuda => Ok(Opened::Gpu(cuda()?)),
         }
     }
 
@@ -51,6 +52,7 @@ impl Opened {
         match self {
             Opened::Cpu(device) => device,
             Opened::Reference(device) => device,
+            Opened::Gpu(device) => &**device,
         }
     }
 
@@ -62,13 +64,13 @@ impl Opened {
     /// `--kv-type` as the boundary calls it; where it was not given, f16, and for the oracle its own f32.
     pub(crate) fn kv_type(&self, config: &Config) -> KvType {
         match (config.kv, self) {
-            (Some(KvName::F16), _) | (None, Opened::Cpu(_)) => KvType::F16,
+            (Some(KvName::F16), _) | (None, Opened::Cpu(_) | Opened::Gpu(_)) => KvType::F16,
             (Some(KvName::Q8_0), _) => KvType::Q8_0,
             (None, Opened::Reference(_)) => KvType::F32,
         }
     }
 
-    /// Reads a buffer of `bytes` with the threads that will read the weights; the oracle has no use for that.
+    /// Reads a buffer of `bytes` with the threads that will read the weights; only where that is the CPU's.
     ///
     /// # Errors
     /// When there is no memory for the buffer.
@@ -93,10 +95,21 @@ impl ReadRate {
 /// When the flags ask for a tier that is not there.
 pub(crate) fn all(config: &Config) -> Result<Vec<Found>> {
     let tiers = Isa::available().into_iter().map(Isa::name).collect();
-    Ok(vec![
-        Found { info: cpu(config)?.info(), tiers },
-        Found { info: ReferenceDevice::default().info(), tiers: Vec::new() },
-    ])
+    let plain = |info| Found { info, tiers: Vec::new() };
+    let gpu = cuda().ok().map(|gpu| plain(gpu.info()));
+    let cpu = Found { info: cpu(config)?.info(), tiers };
+    let reference = plain(ReferenceDevice::default().info());
+    Ok(gpu.into_iter().chain([cpu, reference]).collect())
+}
+
+#[cfg(feature = "cuda")]
+fn cuda() -> Result<Box<dyn Device>> {
+    Ok(Box::new(fornax_cuda::CudaDevice::open(0)?))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda() -> Result<Box<dyn Device>> {
+    bail!("--device cuda is not in this build; use cpu")
 }
 
 fn cpu(config: &Config) -> Result<CpuDevice> {

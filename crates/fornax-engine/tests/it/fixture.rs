@@ -42,7 +42,6 @@ pub(crate) struct Prompt {
 
 /// A model and its expectations.
 pub(crate) struct Fixture {
-    pub(crate) name: String,
     pub(crate) plan: Plan,
     pub(crate) prompts: Vec<Prompt>,
 }
@@ -55,7 +54,7 @@ impl Fixture {
         let text = std::fs::read_to_string(dir.join("expected.json")).unwrap();
         let json: Value = serde_json::from_str(&text).unwrap();
         let prompts = json["prompts"].as_array().unwrap().iter().map(prompt).collect();
-        Fixture { name: name.to_string(), plan, prompts }
+        Fixture { plan, prompts }
     }
 }
 

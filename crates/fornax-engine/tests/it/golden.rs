@@ -23,7 +23,7 @@ fn the_reference_computes_the_expected_logits() {
         let vocab = f.plan.hyper.vocab as usize;
         for (at, prompt) in f.prompts.iter().enumerate() {
             let mut runner = Runner::new(
-                &ReferenceDevice { kv_block: 16 },
+                &ReferenceDevice { kv_block: 16, ..Default::default() },
                 &f.plan,
                 ActMode::F32,
                 KvType::F32,
@@ -46,7 +46,7 @@ fn the_reference_continues_greedily_as_expected() {
         let f = Fixture::load(&name);
         for prompt in &f.prompts {
             let mut runner = Runner::new(
-                &ReferenceDevice { kv_block: 16 },
+                &ReferenceDevice { kv_block: 16, ..Default::default() },
                 &f.plan,
                 ActMode::F32,
                 KvType::F32,

@@ -1,8 +1,10 @@
 //! Integration tests of the engine: tiny models of every family against logits from an
 //! independent implementation.
 
+mod cpu;
 mod fixture;
 mod golden;
 mod hostile;
+mod invariance;
 mod sessions;
 mod snapshot;

@@ -11,7 +11,7 @@ use crate::fixture::Fixture;
 fn session(f: &Fixture, kv_block: u32, context: u32) -> Session {
     let options =
         SessionOptions { context: Some(context), chunk: 7, kv_type: KvType::F32, act: None };
-    Session::new(&ReferenceDevice { kv_block }, &f.plan, &options).unwrap()
+    Session::new(&ReferenceDevice { kv_block, ..Default::default() }, &f.plan, &options).unwrap()
 }
 
 fn request<'a>(prompt: &'a [TokenId], max_new: u32, stop: &'a [TokenId]) -> Request<'a> {

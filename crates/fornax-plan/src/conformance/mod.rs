@@ -98,7 +98,7 @@ pub fn limits_for(case: &Case, device: &dyn Device) -> Limits {
 pub fn check(device: &dyn Device, case: &Case) -> std::result::Result<f32, String> {
     let told = |e: crate::Error| format!("{}: {e}", case.name);
     let limits = limits_for(case, device);
-    let reference = ReferenceDevice { kv_block: device.info().kv_block };
+    let reference = ReferenceDevice { kv_block: device.info().kv_block, ..Default::default() };
     let want = run(&reference, case, &limits, 0).map_err(told)?;
     let have = run(device, case, &limits, 1).map_err(told)?;
     let mut worst = 0.0f32;
@@ -198,7 +198,7 @@ mod tests {
     #[test]
     fn the_reference_passes_its_own_cases_and_blocks_do_not_matter() {
         for case in cases() {
-            check(&ReferenceDevice { kv_block: 8 }, &case).unwrap();
+            check(&ReferenceDevice { kv_block: 8, ..Default::default() }, &case).unwrap();
         }
     }
 
@@ -208,7 +208,7 @@ mod tests {
         // by more than the tolerance of a quantised matmul.
         let all = cases();
         let case = all.iter().find(|c| c.name.starts_with("matmul/Q8_0")).unwrap();
-        let device = ReferenceDevice { kv_block: 8 };
+        let device = ReferenceDevice { kv_block: 8, ..Default::default() };
         let mut limits = limits_for(case, &device);
         let exact = run(&device, case, &limits, 0).unwrap();
         limits.act = Some(ActMode::Q8);

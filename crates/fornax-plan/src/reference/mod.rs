@@ -22,18 +22,33 @@ use crate::plan::Plan;
 use crate::slots::Slots;
 use crate::step::{SeqStep, StepOutput};
 use cache::Cache;
-use ops::Mat;
+use ops::{Activations, Mat};
 
 /// The oracle as a provider.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct ReferenceDevice {
     /// Tokens of one KV block.
     pub kv_block: u32,
+    /// Moves activations a little before they are rounded to 8 bits.
+    pub jitter: Option<Jitter>,
+}
+
+/// What another order of f32 sums could have given: noise on the activations of block-quantised
+/// matrices, just before they are rounded. A value on a rounding edge then falls to either side,
+/// as it may on any device, and one flipped step grows to whole quantisation noise within a few
+/// layers. A test that finds a device far from the reference looks for noise that explains it,
+/// position after position: an edge is matched by some noise of this size, a fault by none.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Jitter {
+    /// Which noise, by position; the last one for all positions from there on.
+    pub seeds: Vec<u64>,
+    /// Its size, as a share of the largest magnitude of the block.
+    pub size: f32,
 }
 
 impl Default for ReferenceDevice {
     fn default() -> ReferenceDevice {
-        ReferenceDevice { kv_block: 32 }
+        ReferenceDevice { kv_block: 32, jitter: None }
     }
 }
 
@@ -77,7 +92,12 @@ impl Device for ReferenceDevice {
             .map(|_| plan.states.iter().map(|s| vec![0.0; s.len as usize]).collect())
             .collect();
         Ok(Box::new(ReferenceProgram {
-            act: limits.act.unwrap_or(ActMode::F32),
+            act: Activations {
+                mode: limits.act.unwrap_or(ActMode::F32),
+                jitter: self.jitter.clone(),
+                positions: Vec::new(),
+                op: 0,
+            },
             slots: Slots::new(limits, plan.hyper.vocab, plan.hyper.context),
             plan: plan.clone(),
             limits: limits.clone(),
@@ -94,7 +114,7 @@ impl Device for ReferenceDevice {
 struct ReferenceProgram {
     plan: Plan,
     limits: Limits,
-    act: ActMode,
+    act: Activations,
     cache: Cache,
     /// By slot, then by state.
     states: Vec<Vec<Vec<f32>>>,
@@ -114,6 +134,7 @@ impl ReferenceProgram {
         let mut hidden = Mat::default();
         for at in 0..self.plan.ops.len() {
             let op = self.plan.ops[at].clone();
+            self.act.enter(at, &op, &self.batch);
             let started = Instant::now();
             match op {
                 Op::Sample { logits: v } => logits = values[v.ix()].clone(),
@@ -129,7 +150,8 @@ impl ReferenceProgram {
 
     fn run(&mut self, op: &Op, step: &[SeqStep<'_>], values: &mut [Mat]) {
         let plan = &self.plan;
-        let matmul = |x: &Mat, l: Linear| ops::matmul(x, plan, l, self.act);
+        let act = &self.act;
+        let matmul = |x: &Mat, l: Linear| ops::matmul(x, plan, l, act);
         match *op {
             Op::Embed { table, scale, out } => {
                 let tokens: Vec<TokenId> = self.batch.rows.iter().map(|r| r.token).collect();
@@ -226,7 +248,7 @@ impl ReferenceProgram {
                     &values[weights.ix()],
                     plan,
                     &m,
-                    self.act,
+                    &self.act,
                 );
                 values[out.ix()] = y.plus(residual.map(|r| &values[r.ix()]));
             }

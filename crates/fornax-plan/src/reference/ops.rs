@@ -1,12 +1,17 @@
 //! What each op computes, written the way a paper would. It knows no schedule and no cache
 //! layout; sums are in f64 so that the order of summation is nobody's concern.
 
+use std::borrow::Cow;
+
+use super::Jitter;
 use super::cache::Cache;
+use crate::batch::Batch;
 use crate::device::ActMode;
 use crate::ids::{BlockId, TokenId};
-use crate::op::{Activation, Gating, KvRef, Linear};
+use crate::op::{Activation, Gating, KvRef, Linear, Op};
 use crate::plan::{KvGroup, Plan, RopePairs, RopeTable, WeightRef};
 use crate::q8;
+use crate::sample::uniform;
 use fornax_gguf::blocks;
 
 /// A matrix of activations, row after row.
@@ -79,25 +84,80 @@ pub(super) fn rms_norm(x: &Mat, weight: &[f32], eps: f32) -> Mat {
     y
 }
 
-/// The activations as a matrix of this type sees them.
-fn seen_by<'a>(x: &'a Mat, w: &WeightRef, act: ActMode) -> std::borrow::Cow<'a, Mat> {
-    if act == ActMode::F32 || !q8::applies_to(w.ty) {
-        return std::borrow::Cow::Borrowed(x);
+/// In which form matrices see their activations.
+pub(super) struct Activations {
+    pub(super) mode: ActMode,
+    pub(super) jitter: Option<Jitter>,
+    /// Positions of the rows of the op at hand.
+    pub(super) positions: Vec<u32>,
+    /// The op at hand; no two ops share their noise.
+    pub(super) op: u32,
+}
+
+impl Activations {
+    /// Notes which rows the op works on; only jitter needs to know.
+    pub(super) fn enter(&mut self, at: usize, op: &Op, batch: &Batch) {
+        if self.jitter.is_none() {
+            return;
+        }
+        self.op = at as u32;
+        self.positions.clear();
+        match op {
+            Op::Logits { .. } => {
+                let wanted = batch.wanted.iter().map(|w| batch.rows[w.row as usize].pos);
+                self.positions.extend(wanted);
+            }
+            _ => self.positions.extend(batch.rows.iter().map(|r| r.pos)),
+        }
     }
-    let mut x = x.clone();
-    x.rows_mut().for_each(q8::round_row);
-    std::borrow::Cow::Owned(x)
+
+    /// The activations as a matrix of this type sees them; `first` is the row of the op that the
+    /// first row of `x` is.
+    fn seen_by<'a>(&self, x: &'a Mat, w: &WeightRef, first: usize) -> Cow<'a, Mat> {
+        if self.mode == ActMode::F32 || !q8::applies_to(w.ty) {
+            return Cow::Borrowed(x);
+        }
+        let mut x = x.clone();
+        for (at, row) in x.rows_mut().enumerate() {
+            if let Some(jitter) = &self.jitter {
+                self.shake(row, jitter, self.positions[first + at]);
+            }
+            q8::round_row(row);
+        }
+        Cow::Owned(x)
+    }
+
+    fn shake(&self, row: &mut [f32], jitter: &Jitter, pos: u32) {
+        let seed = jitter.seeds[(pos as usize).min(jitter.seeds.len() - 1)];
+        let stream = seed << 40 | u64::from(pos) << 16 | u64::from(self.op);
+        let mut drawn = 0;
+        for block in row.chunks_mut(q8::BLOCK) {
+            let amax = block.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+            for v in block {
+                let noise = 2.0 * uniform(stream, drawn) - 1.0;
+                *v += noise * jitter.size * amax;
+                drawn += 1;
+            }
+        }
+    }
 }
 
 /// `W·x + b` for every row of `x`.
-pub(super) fn matmul(x: &Mat, plan: &Plan, linear: Linear, act: ActMode) -> Mat {
-    expert_matmul(x, plan, linear, 0, act)
+pub(super) fn matmul(x: &Mat, plan: &Plan, linear: Linear, act: &Activations) -> Mat {
+    expert_matmul(x, plan, linear, (0, 0), act)
 }
 
-fn expert_matmul(x: &Mat, plan: &Plan, linear: Linear, expert: usize, act: ActMode) -> Mat {
+/// As [`matmul`] for one expert; `first` is the row of the op that the first row of `x` is.
+fn expert_matmul(
+    x: &Mat,
+    plan: &Plan,
+    linear: Linear,
+    (expert, first): (usize, usize),
+    act: &Activations,
+) -> Mat {
     let w = &plan.weights[linear.weight.ix()];
     let bias = linear.bias.map(|b| plan.weight_f32(b));
-    let x = seen_by(x, w, act);
+    let x = act.seen_by(x, w, first);
     let rows = w.rows as usize;
     let mut y = Mat::zeros(x.rows(), rows);
     let mut weights = vec![0.0; w.cols as usize];
@@ -268,16 +328,16 @@ pub(super) fn moe(
     weights: &Mat,
     plan: &Plan,
     m: &Experts,
-    act: ActMode,
+    act: &Activations,
 ) -> Mat {
     let mut y = Mat::zeros(x.rows(), plan.weights[m.down.weight.ix()].rows as usize);
     for r in 0..x.rows() {
         let row = Mat { width: x.width, data: x.row(r).to_vec() };
         for (id, weight) in ids.row(r).iter().zip(weights.row(r)) {
             let expert = *id as usize;
-            let g = expert_matmul(&row, plan, m.gate, expert, act);
-            let u = expert_matmul(&row, plan, m.up, expert, act);
-            let d = expert_matmul(&gated(&g, &u, m.act), plan, m.down, expert, act);
+            let g = expert_matmul(&row, plan, m.gate, (expert, r), act);
+            let u = expert_matmul(&row, plan, m.up, (expert, r), act);
+            let d = expert_matmul(&gated(&g, &u, m.act), plan, m.down, (expert, r), act);
             for (y, d) in y.row_mut(r).iter_mut().zip(&d.data) {
                 *y += weight * d;
             }
