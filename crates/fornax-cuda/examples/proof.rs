@@ -18,7 +18,8 @@ use fornax_metal::MetalDevice;
 use fornax_plan::conformance::{self, Case, Seq};
 use fornax_plan::reference::ReferenceDevice;
 use fornax_plan::{
-    ActMode, BlockId, Cmd, Device, Limits, Op, SeqStep, SlotId, StepOutput, TokenId, Tokens, Want,
+    ActMode, BlockId, Cmd, Device, Limits, Op, SampleParams, SeqStep, SlotId, StepOutput, TokenId,
+    Tokens, Want,
 };
 
 type Outcome<T> = Result<T, String>;
@@ -249,15 +250,61 @@ fn behave(count: &mut Count, device: &dyn Device) -> Outcome<()> {
     count.note("keys and values are written", {
         if back == data { Ok(String::new()) } else { Err(format!("{back:?}")) }
     });
-    let refused = |e: Option<fornax_plan::Error>| match e {
-        Some(e) if e.is_unsupported() => Ok(format!(" ({e})")),
-        other => Err(format!("{other:?}")),
-    };
-    let warm = fornax_plan::SampleParams { temperature: 1.0, ..Default::default() };
-    let step = SeqStep { sample: Some(warm), ..seq(0, Tokens::Host(&[9]), 1, &tables, &token) };
-    count.note("a draw is refused by name", refused(program.submit(&[step]).err()));
     println!("      {:?}", program.memory());
+    draws(count, device)?;
     pace(device)
+}
+
+/// Tokens drawn at a temperature, with and without penalties, beside a greedy sequence: by step
+/// and in chains, as the reference draws them. A device that cannot draw must say so by name.
+fn draws(count: &mut Count, device: &dyn Device) -> Outcome<()> {
+    let told = |e: fornax_plan::Error| e.to_string();
+    let case = proof(TensorType::Q8_0, true);
+    let blocks: Vec<Vec<BlockId>> =
+        (0..3).map(|s| (0..4).map(|i| BlockId(3 * i + s)).collect()).collect();
+    let tables: Vec<[&[BlockId]; 1]> = blocks.iter().map(|b| [b.as_slice()]).collect();
+    let token = [(0..1, Want::Token { logprob: true })];
+    let warm = SampleParams { temperature: 0.9, seed: 11, ..SampleParams::default() };
+    let wary = SampleParams { repeat_penalty: 1.3, top_k: 20, top_p: 0.95, seed: 12, ..warm };
+    let run = |device: &dyn Device, lengths: &[u32]| -> fornax_plan::Result<Vec<TokenId>> {
+        let limits = Limits {
+            kv_blocks: 12,
+            rows: 64,
+            act: Some(ActMode::F32),
+            ..conformance::limits_for(&case, device)
+        };
+        let mut program = device.prepare(&case.plan, &limits)?;
+        let (mut out, mut all, mut pos) = (StepOutput::default(), Vec::new(), 0);
+        for (at, max_new) in lengths.iter().enumerate() {
+            let tokens = if at == 0 { Tokens::Host(&[5]) } else { Tokens::Last { draft: &[] } };
+            let of = |slot: usize, sample| SeqStep {
+                sample,
+                max_new: *max_new,
+                ..seq(slot as u32, tokens, pos, &tables[slot], &token)
+            };
+            // Every third step draws nothing, so that chosen tokens change places.
+            let step = match at % 3 {
+                2 => [of(0, None), of(1, None), of(2, None)],
+                _ => [of(0, Some(warm)), of(1, Some(wary)), of(2, None)],
+            };
+            let ticket = program.submit(&step)?;
+            program.wait(ticket, &mut out)?;
+            all.extend(out.tokens.iter().map(|t| t.token));
+            pos += max_new;
+        }
+        Ok(all)
+    };
+    for (what, lengths) in [("step by step", &[1; 12][..]), ("in chains", &[4, 3, 5, 1, 6])] {
+        let want = run(&ReferenceDevice::default(), lengths).map_err(told)?;
+        let outcome = match run(device, lengths) {
+            Ok(have) if have == want => Ok(format!(" ({} tokens)", have.len())),
+            Ok(have) => Err(format!("{have:?}, expected {want:?}")),
+            Err(e) if e.is_unsupported() => Ok(format!(": refused ({e})")),
+            Err(e) => Err(e.to_string()),
+        };
+        count.note(&format!("tokens are drawn {what}"), outcome);
+    }
+    Ok(())
 }
 
 /// Microseconds a token of a chain, three sequences at once, and of single steps.

@@ -10,6 +10,7 @@ use crate::feed::Shape;
 use crate::kernels;
 use crate::prepare::{self, KV_BLOCK};
 use crate::program::CudaProgram;
+use crate::support;
 
 /// One NVIDIA GPU.
 #[derive(Debug)]
@@ -43,7 +44,7 @@ impl Device for CudaDevice {
     }
 
     fn supports(&self, plan: &Plan, limits: &Limits) -> Vec<Refusal> {
-        prepare::refusals(plan, limits)
+        support::refusals(plan, limits)
     }
 
     fn prepare(&self, plan: &Plan, limits: &Limits) -> Result<Box<dyn Program>> {

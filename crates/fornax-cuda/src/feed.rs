@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use fornax_plan::{
-    Batch, Error, Limits, Plan, Result, SampleParams, SeqStep, SlotId, Tokens, Want,
+    Batch, Error, Limits, Plan, Result, SampleParams, SeqStep, SlotId, Span, TokenId, Tokens, Want,
 };
 
 /// Words of a row: token (or [`NONE`]: the slot's last), position, sequence, slot, tokens still
@@ -116,8 +116,21 @@ pub(crate) struct Feed {
     pub(crate) batch: Batch,
     /// Sequence of every chain row.
     pub(crate) chain: Vec<u32>,
-    /// Rounds of the ticket, the first included.
+    /// Rounds that the device runs for the ticket, the first included.
     pub(crate) rounds: u32,
+    /// The host chooses the tokens: the device runs the first round and hands logits over.
+    pub(crate) on_host: bool,
+}
+
+/// Where the token is that a slot chose last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Last {
+    /// Nothing was chosen yet.
+    Nowhere,
+    /// On the device, or it will be when the steps under way have run.
+    Device,
+    /// Here.
+    Host(TokenId),
 }
 
 impl Feed {
@@ -127,15 +140,15 @@ impl Feed {
             batch: Batch::with_capacity(limits),
             chain: Vec::with_capacity(shape.slots),
             rounds: 1,
+            on_host: false,
         }
     }
 
-    /// Checks the step and lays out its words. `known` says whether a slot has chosen a token,
-    /// or will have when this step runs.
+    /// Checks the step and lays out its words. `last` tells where a slot's last token is.
     ///
     /// # Errors
-    /// `is_malformed` as [`Batch::fill`], `is_unsupported` for a way of choosing that the device
-    /// does not have.
+    /// `is_malformed` as [`Batch::fill`], `is_unsupported` for more rounds or stop tokens than the
+    /// device has room for.
     #[allow(clippy::too_many_arguments, reason = "one call, from submit")]
     pub(crate) fn fill(
         &mut self,
@@ -145,15 +158,22 @@ impl Feed {
         kv_block: u32,
         shape: &Shape,
         ticket: u32,
-        known: impl Fn(SlotId) -> bool,
+        last: impl Fn(SlotId) -> Last,
     ) -> Result<()> {
-        // The token itself is on the device; any valid one stands for it in the check.
-        self.batch.fill(step, plan, limits, kv_block, |slot| known(slot).then_some(0))?;
-        self.chain.clear();
+        // Where the token itself is on the device, any valid one stands for it in the check.
+        let token = |slot| match last(slot) {
+            Last::Nowhere => None,
+            Last::Device => Some(0),
+            Last::Host(token) => Some(token),
+        };
+        self.batch.fill(step, plan, limits, kv_block, token)?;
+        self.on_host = step.iter().any(|s| s.sample.is_some_and(|s| !greedy(&s)));
         self.rounds = 1;
         for (ix, seq) in step.iter().enumerate() {
             check(ix, seq)?;
-            self.rounds = self.rounds.max(seq.max_new);
+            if !self.on_host {
+                self.rounds = self.rounds.max(seq.max_new);
+            }
             let stops = &mut self.words[shape.stops()][ix * STOPS..][..STOPS];
             stops[0] = seq.stop.len() as u32;
             stops[1..=seq.stop.len()].copy_from_slice(seq.stop);
@@ -163,14 +183,28 @@ impl Feed {
                 to.iter_mut().zip(*table).for_each(|(to, block)| *to = block.0);
             }
         }
-        self.rows(step, shape);
-        self.wants(step, shape, ticket);
+        self.lay(step, shape, ticket, last);
         Ok(())
     }
 
-    fn rows(&mut self, step: &[SeqStep<'_>], shape: &Shape) {
+    /// The words of the rows and wants of `batch`: of the step, or of one more round of it that
+    /// the host has laid out.
+    pub(crate) fn lay(
+        &mut self,
+        step: &[SeqStep<'_>],
+        shape: &Shape,
+        ticket: u32,
+        last: impl Fn(SlotId) -> Last,
+    ) {
+        self.rows(step, shape, last);
+        self.wants(step, shape, ticket);
+    }
+
+    fn rows(&mut self, step: &[SeqStep<'_>], shape: &Shape, last: impl Fn(SlotId) -> Last) {
+        self.chain.clear();
         for span in &self.batch.spans {
-            let last = matches!(step[span.seq as usize].tokens, Tokens::Last { .. });
+            let last = matches!(step[span.seq as usize].tokens, Tokens::Last { .. })
+                && last(span.slot) == Last::Device;
             for row in span.start..span.start + span.rows {
                 let r = self.batch.rows[row as usize];
                 let token = if last && row == span.start { NONE } else { r.token };
@@ -178,7 +212,7 @@ impl Feed {
                 self.words[row as usize * ROW..][..ROW].copy_from_slice(&words);
             }
             let seq = &step[span.seq as usize];
-            if seq.max_new > 1 {
+            if seq.max_new > 1 && !self.on_host {
                 let at = shape.chain_base() + self.chain.len();
                 let words = [0, 0, span.seq, span.slot.0, seq.max_new, 1, 0, 0];
                 self.words[at * ROW..][..ROW].copy_from_slice(&words);
@@ -189,8 +223,9 @@ impl Feed {
 
     fn wants(&mut self, step: &[SeqStep<'_>], shape: &Shape, ticket: u32) {
         let Batch { rows, wanted, spans, .. } = &self.batch;
+        let on_host = self.on_host;
         let kind = |want: Want| match want {
-            Want::Token { logprob } => TOKEN | if logprob { LOGPROB } else { 0 },
+            Want::Token { logprob } if !on_host => TOKEN | if logprob { LOGPROB } else { 0 },
             _ => 0,
         };
         for (ix, w) in wanted.iter().enumerate() {
@@ -202,8 +237,8 @@ impl Feed {
             if flags & TOKEN != 0 && !wanted[ix + 1..].iter().any(later) {
                 flags |= SETS_LAST;
             }
-            let span = spans[seq as usize];
-            let chained = w.row + 1 == span.start + span.rows;
+            let ends = |s: &Span| s.seq == seq && w.row + 1 == s.start + s.rows;
+            let chained = spans.iter().any(ends);
             let chain = self.chain.iter().position(|c| chained && *c == seq);
             let chain = chain.map_or(NONE, |c| (shape.chain_base() + c) as u32);
             let words = [w.row, flags, chain, ticket];
@@ -221,9 +256,6 @@ impl Feed {
 /// What this form of the device does not do in a step, by name.
 fn check(ix: usize, seq: &SeqStep<'_>) -> Result<()> {
     let no = |what: String| Err(Error::unsupported(format!("step, sequence {ix}: {what}")));
-    if seq.sample.is_some_and(|s| !greedy(&s)) {
-        return no("the device chooses the highest logit only; sample on the host".into());
-    }
     if seq.max_new > CHAIN_MAX {
         return no(format!("{} tokens in one ticket, at most {CHAIN_MAX}", seq.max_new));
     }
@@ -233,7 +265,8 @@ fn check(ix: usize, seq: &SeqStep<'_>) -> Result<()> {
     Ok(())
 }
 
-fn greedy(s: &SampleParams) -> bool {
+/// True where the parameters ask for the highest logit, unchanged.
+pub(crate) fn greedy(s: &SampleParams) -> bool {
     let penalises =
         s.repeat_penalty != 1.0 || s.frequency_penalty != 0.0 || s.presence_penalty != 0.0;
     s.temperature == 0.0 && (s.penalty_window == 0 || !penalises)

@@ -12,6 +12,8 @@ mod feed;
 mod kernels;
 mod prepare;
 mod program;
+mod slots;
+mod support;
 
 pub use compiler::Compiler;
 pub use device::CudaDevice;

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use fornax_gguf::TensorType;
 use fornax_plan::liveness::{self, Buffers};
 use fornax_plan::{
-    ActMode, Activation, Error, KvRef, KvType, Limits, Linear, Op, Plan, Refusal, Result,
-    RopePairs, RowSpace, ValueId, WeightId,
+    Activation, Error, KvRef, KvType, Limits, Linear, Op, Plan, Result, RopePairs, RowSpace,
+    ValueId, WeightId,
 };
 
 use crate::args::{
@@ -19,73 +19,13 @@ use crate::compiler::Compiler;
 use crate::driver::{Function, Gpu, Memory, Module};
 use crate::feed::Shape;
 use crate::kernels::{self, entry};
+use crate::support::{matrices, refusals};
 
 /// Tokens of one KV block.
 pub(crate) const KV_BLOCK: u32 = 64;
-/// Elements of a value head that the attention kernel has registers for.
-const V_WIDTH_MAX: u32 = 256;
 /// Warps of a block that takes one output or head a warp, and rows of a tile.
 const WARPS: u32 = 8;
 const TILE: u32 = 8;
-
-/// What this form of the device does not do, by name.
-pub(crate) fn refusals(plan: &Plan, limits: &Limits) -> Vec<Refusal> {
-    let mut all = Vec::new();
-    let mut refuse = |what: String, why: String, help: &str| {
-        let refusal = Refusal { what, why, help: help.to_string() };
-        if !all.contains(&refusal) {
-            all.push(refusal);
-        }
-    };
-    if limits.act == Some(ActMode::Q8) {
-        let why = "the kernels compute with 32-bit activations alone".to_string();
-        refuse("activations q8".to_string(), why, "ask for f32 activations");
-    }
-    if limits.kv_type == KvType::Q8_0 {
-        let why = "keys and values are stored as f32 or f16".to_string();
-        refuse("kv type q8_0".to_string(), why, "use --kv-type f16");
-    }
-    for g in plan.kv.iter().filter(|g| g.v_width > V_WIDTH_MAX) {
-        let why = format!("value heads of {} elements, at most {V_WIDTH_MAX}", g.v_width);
-        refuse("attention".to_string(), why, "use --device cpu");
-    }
-    for op in &plan.ops {
-        if matches!(op, Op::ShortConv { .. } | Op::MoeRoute { .. } | Op::MoeMlp { .. }) {
-            let why = "there is no kernel for it".to_string();
-            refuse(op.name().to_string(), why, "use --device cpu");
-            continue;
-        }
-        let matrices = matrices(op);
-        for ty in matrices.iter().map(|id| plan.weights[id.ix()].ty) {
-            if !kernels::WEIGHT_TYPES.contains(&ty) {
-                let what = format!("{} of {ty}", op.name());
-                refuse(what, "no kernel reads the type".to_string(), "use --device cpu");
-            }
-        }
-        if let Op::GatedMlp { gate, up, .. } = op {
-            let types = [gate, up].map(|l| plan.weights[l.weight.ix()].ty);
-            if types[0] != types[1] {
-                let what = format!("gated_mlp of {} and {}", types[0], types[1]);
-                let why = "gate and up must have one type".to_string();
-                refuse(what, why, "use --device cpu");
-            }
-        }
-        for id in op.weights().into_iter().filter(|id| !matrices.contains(id)) {
-            let w = &plan.weights[id.ix()];
-            if w.ty != TensorType::F32 {
-                let what = format!("{} with {} of {}", op.name(), w.name, w.ty);
-                refuse(what, "vectors are read as F32".to_string(), "use --device cpu");
-            }
-        }
-    }
-    all
-}
-
-/// The weights that an op reads as rows of blocks.
-fn matrices(op: &Op) -> Vec<WeightId> {
-    let table = if let Op::Embed { table, .. } = op { Some(*table) } else { None };
-    op.linears().iter().map(|l| l.weight).chain(table).collect()
-}
 
 /// An argument: memory of the program, or this round's part of the step's words.
 #[derive(Clone, Copy, Debug)]
@@ -165,6 +105,8 @@ pub(crate) struct Prepared {
     pub(crate) feed: Memory,
     /// The ticket's outputs.
     pub(crate) out: Memory,
+    /// Nothing after the copies of a round writes what they copy, so that they may follow it.
+    pub(crate) copies_last: bool,
     pub(crate) weight_bytes: u64,
     pub(crate) scratch_bytes: u64,
     /// Kept for the actions, which hold addresses.
@@ -304,6 +246,7 @@ impl<'a> Builder<'a> {
             stop: gpu.alloc(4 * limits.slots as usize)?,
             feed: gpu.alloc(4 * shape.len())?,
             out: gpu.alloc(4 * shape.out_len())?,
+            copies_last: false,
             weight_bytes: uploaded.keys().map(|(_, len)| *len as u64).sum(),
             scratch_bytes,
             _memory: memory,
@@ -313,7 +256,12 @@ impl<'a> Builder<'a> {
         Ok(Builder { plan, shape, kv_type, values, buffers, weights, ropes, last, modules, out })
     }
 
-    fn finish(self) -> Prepared {
+    fn finish(mut self) -> Prepared {
+        let is_copy = |a: &Action| !matches!(a, Action::Launch { .. });
+        let first = self.out.actions.iter().position(is_copy).unwrap_or(0);
+        // argmax, which has `base_at`, writes no value.
+        let writes = |a: &Action| matches!(a, Action::Launch { base_at: None, .. });
+        self.out.copies_last = !self.out.actions[first..].iter().any(writes);
         self.out
     }
 

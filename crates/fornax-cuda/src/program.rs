@@ -10,12 +10,13 @@ use std::time::Instant;
 use fornax_gguf::blocks::{f16_to_f32, f32_to_f16};
 use fornax_plan::{
     BlockId, Cmd, Error, KvType, Limits, MemoryUse, Op, OpTime, Plan, Program, Progress, Result,
-    RowOut, SeqStep, SlotId, StepOutput, Ticket, TokenOut, Want, sample,
+    RowOut, SampleParams, SeqStep, SlotId, StepOutput, Ticket, TokenOut, Want, sample,
 };
 
 use crate::driver::{Event, Gpu, Graph, Pinned};
-use crate::feed::{CHOSEN, Feed, OUT, ROW, Shape, UNUSABLE};
+use crate::feed::{self, CHOSEN, Feed, NONE, OUT, ROW, Shape, UNUSABLE};
 use crate::prepare::{Action, Extent, KV_BLOCK, Place, Prepared};
+use crate::slots::Slots;
 
 /// Steps that may be under way at once; each has host memory of its own.
 const IN_FLIGHT_MAX: usize = 2;
@@ -30,12 +31,20 @@ struct Frame {
     logits: Option<(usize, Pinned)>,
     hidden: Option<(usize, Pinned)>,
     done: Event,
+    /// By sequence: how its tokens are chosen.
+    params: Vec<Option<SampleParams>>,
+    /// What the ticket gave, once the host has seen it.
+    result: StepOutput,
+    /// Why it gave nothing, told to whoever waits for it.
+    failed: Option<Error>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Flight {
     ticket: Ticket,
     frame: usize,
+    /// The host has its results.
+    seen: bool,
 }
 
 /// One round: which rows of the step's words, and how many.
@@ -58,8 +67,9 @@ pub(crate) struct CudaProgram {
     shape: Shape,
     free: Vec<usize>,
     flights: VecDeque<Flight>,
-    /// By slot: a token is chosen, or will be by a step in flight.
-    known: Vec<bool>,
+    slots: Slots,
+    /// By span of the flight whose results are taken in: no step under way chooses another token.
+    newest: Vec<bool>,
     tickets: u32,
     /// Filled while profiling: seconds by op.
     times: Option<Vec<f64>>,
@@ -83,6 +93,9 @@ impl CudaProgram {
                 logits: None,
                 hidden: None,
                 done: gpu.event()?,
+                params: Vec::with_capacity(limits.slots as usize),
+                result: StepOutput::default(),
+                failed: None,
             })
         };
         let frames = (0..IN_FLIGHT_MAX).map(frame).collect::<Result<Vec<_>>>()?;
@@ -95,7 +108,8 @@ impl CudaProgram {
             limits: limits.clone(),
             free: (0..IN_FLIGHT_MAX).collect(),
             flights: VecDeque::with_capacity(IN_FLIGHT_MAX),
-            known: vec![false; limits.slots as usize],
+            slots: Slots::new(limits, vocab, plan.hyper.context),
+            newest: Vec::with_capacity(limits.slots as usize),
             tickets: 0,
             times: None,
             vocab,
@@ -110,7 +124,7 @@ impl CudaProgram {
         let f = &mut self.frames[frame];
         let batch = &f.feed.batch;
         let host = |w: &fornax_plan::Wanted| !matches!(w.want, Want::Token { .. });
-        let copies = batch.wanted.iter().any(host);
+        let copies = f.feed.on_host || batch.wanted.iter().any(host);
         let (rows, wanted) = (batch.rows.len() as u32, batch.wanted.len() as u32);
         let (chain, rounds) = (f.feed.chain.len() as u32, f.feed.rounds);
         f.upload.words_mut()[..f.feed.words.len()].copy_from_slice(&f.feed.words);
@@ -120,9 +134,13 @@ impl CudaProgram {
             self.room(frame, wanted as usize)?;
         }
         let first = Round { first: true, rows, wanted };
-        // One token a sequence, all of them chosen on the device: the shape of steady decoding.
-        if rows == wanted && !copies && rows <= self.limits.slots {
+        // One token a sequence: the shape of steady decoding.
+        let steady = rows == wanted && rows <= self.limits.slots;
+        if steady && (!copies || self.prepared.copies_last) {
             self.replay(first)?;
+            if copies {
+                self.copies(first, frame)?;
+            }
         } else {
             self.launches(first, copies.then_some(frame))?;
         }
@@ -132,6 +150,28 @@ impl CudaProgram {
         let f = &mut self.frames[frame];
         self.gpu.download_queued(self.prepared.out.ptr, &mut f.out, self.shape.out_len())?;
         f.done.record()
+    }
+
+    /// Queues the host's copies behind a whole round.
+    fn copies(&mut self, round: Round, frame: usize) -> Result<()> {
+        for at in 0..self.prepared.actions.len() {
+            self.copy(at, round, frame)?;
+        }
+        Ok(())
+    }
+
+    /// Queues the copy that action `at` is, if it is one.
+    fn copy(&mut self, at: usize, round: Round, frame: usize) -> Result<()> {
+        let f = &mut self.frames[frame];
+        let (from, to, width) = match self.prepared.actions[at] {
+            Action::CopyLogits { from } => (from, &mut f.logits, self.vocab),
+            Action::CopyHidden { from } => (from, &mut f.hidden, self.width),
+            Action::Launch { .. } => return Ok(()),
+        };
+        match to {
+            Some((_, to)) => self.gpu.download_queued(from, to, round.wanted as usize * width),
+            None => Ok(()),
+        }
     }
 
     /// Host memory for so many rows of logits and of hidden values.
@@ -175,55 +215,130 @@ impl CudaProgram {
         };
         let mut words = [0u32; 16];
         let mut pointers = [0u64; 12];
-        for action in &self.prepared.actions {
+        for at in 0..self.prepared.actions.len() {
+            if let Some(frame) = copies {
+                self.copy(at, round, frame)?;
+            }
             let started = self.times.is_some().then(Instant::now);
-            match action {
-                Action::Launch {
-                    op,
-                    function,
-                    grid,
-                    threads,
-                    extent,
-                    constants,
-                    base_at,
-                    places,
-                } => {
-                    let rows = if *extent == Extent::Rows { round.rows } else { round.wanted };
-                    if rows == 0 {
-                        continue;
-                    }
-                    let words = &mut words[..constants.len()];
-                    words.copy_from_slice(constants);
-                    words[0] = rows;
-                    if let Some(at) = base_at {
-                        words[*at] = base as u32;
-                    }
-                    let pointers = &mut pointers[..places.len()];
-                    pointers.iter_mut().zip(places).for_each(|(to, p)| *to = address(p));
-                    self.gpu.launch(function, grid.of(rows), *threads, words, pointers)?;
-                    if let (Some(times), Some(started)) = (&mut self.times, started) {
-                        self.gpu.finish()?;
-                        times[*op as usize] += started.elapsed().as_secs_f64();
-                    }
-                }
-                Action::CopyLogits { from } | Action::CopyHidden { from } => {
-                    let Some(frame) = copies else { continue };
-                    let f = &mut self.frames[frame];
-                    let (to, width) = match action {
-                        Action::CopyLogits { .. } => (&mut f.logits, self.vocab),
-                        _ => (&mut f.hidden, self.width),
-                    };
-                    if let Some((_, to)) = to {
-                        self.gpu.download_queued(*from, to, round.wanted as usize * width)?;
-                    }
-                }
+            let Action::Launch { op, function, grid, threads, extent, constants, base_at, places } =
+                &self.prepared.actions[at]
+            else {
+                continue;
+            };
+            let rows = if *extent == Extent::Rows { round.rows } else { round.wanted };
+            if rows == 0 {
+                continue;
+            }
+            let words = &mut words[..constants.len()];
+            words.copy_from_slice(constants);
+            words[0] = rows;
+            if let Some(at) = base_at {
+                words[*at] = base as u32;
+            }
+            let pointers = &mut pointers[..places.len()];
+            pointers.iter_mut().zip(places).for_each(|(to, p)| *to = address(p));
+            self.gpu.launch(function, grid.of(rows), *threads, words, pointers)?;
+            if let (Some(times), Some(started)) = (&mut self.times, started) {
+                self.gpu.finish()?;
+                times[*op as usize] += started.elapsed().as_secs_f64();
             }
         }
         Ok(())
     }
 
-    fn collect(&self, frame: usize, out: &mut StepOutput) -> Result<()> {
-        let f = &self.frames[frame];
+    /// Waits for the flights up to number `at` and takes their results in, in order.
+    fn see(&mut self, at: usize) -> Result<()> {
+        for ix in 0..=at {
+            let flight = self.flights[ix];
+            if flight.seen {
+                continue;
+            }
+            self.frames[flight.frame].done.wait()?;
+            let later = |slot: SlotId| {
+                let spans = |f: &Flight| &self.frames[f.frame].feed.batch.spans;
+                self.flights.range(ix + 1..).any(|f| spans(f).iter().any(|s| s.slot == slot))
+            };
+            let mut newest = std::mem::take(&mut self.newest);
+            newest.clear();
+            let spans = &self.frames[flight.frame].feed.batch.spans;
+            newest.extend(spans.iter().map(|s| !later(s.slot)));
+            self.flights[ix].seen = true;
+            self.frames[flight.frame].result.clear();
+            self.frames[flight.frame].failed = self.take_in(flight.frame, &newest).err();
+            self.newest = newest;
+        }
+        Ok(())
+    }
+
+    /// All flights: what a step needs whose tokens the host chooses.
+    fn see_all(&mut self) -> Result<()> {
+        if self.flights.is_empty() { Ok(()) } else { self.see(self.flights.len() - 1) }
+    }
+
+    /// Adds what a round gave to the frame's results and to the slots' memories. `newest` says
+    /// by span whether no step under way will choose another token.
+    fn take_in(&mut self, frame: usize, newest: &[bool]) -> Result<()> {
+        let CudaProgram { frames, slots, .. } = self;
+        let f = &mut frames[frame];
+        let batch = &f.feed.batch;
+        let Feed { words, on_host, .. } = &f.feed;
+        for span in &batch.spans {
+            for row in span.start..span.start + span.rows {
+                let token = words[row as usize * ROW];
+                // What the device chose is noted already, when it was chosen.
+                if token != NONE {
+                    slots.note(span.slot, batch.rows[row as usize].pos, token);
+                }
+            }
+        }
+        if *on_host {
+            for (ix, wanted) in batch.wanted.iter().enumerate() {
+                let Want::Token { logprob } = wanted.want else { continue };
+                let row = batch.rows[wanted.row as usize];
+                let span = batch.spans.iter().find(|s| s.seq == row.seq);
+                let (Some(span), Some((_, logits))) = (span, &f.logits) else {
+                    return Err(Error::malformed("step: the plan computes no logits"));
+                };
+                let logits = &logits.words()[ix * self.vocab..][..self.vocab];
+                let params = f.params[row.seq as usize];
+                let token = slots.choose(span.slot, row.pos, logits, params, logprob)?;
+                f.result.tokens.push(TokenOut { seq: row.seq, ..token });
+            }
+        }
+        self.collect(frame)?;
+        let CudaProgram { frames, slots, .. } = self;
+        let f = &mut frames[frame];
+        for (span, newest) in f.feed.batch.spans.iter().zip(newest) {
+            for t in f.result.tokens.iter().filter(|t| t.seq == span.seq) {
+                slots.chosen(span.slot, t.pos, t.token, *newest);
+            }
+        }
+        Ok(())
+    }
+
+    /// The further rounds of a step whose tokens the host chooses, one by one.
+    fn host_rounds(&mut self, step: &[SeqStep<'_>], frame: usize, ticket: u32) -> Result<()> {
+        let newest = vec![true; step.len()];
+        self.frames[frame].result.clear();
+        loop {
+            self.frames[frame].done.wait()?;
+            self.take_in(frame, &newest)?;
+            let f = &mut self.frames[frame];
+            if !f.feed.batch.next_round(step, &f.result, |_| false) {
+                break;
+            }
+            f.feed.lay(step, &self.shape, ticket, |slot| self.slots.last(slot));
+            self.queue(frame)?;
+        }
+        let tokens = &mut self.frames[frame].result.tokens;
+        tokens.sort_by_key(|t| (t.seq, t.pos));
+        Ok(())
+    }
+
+    /// What the device chose, and the rows that the host wants.
+    fn collect(&mut self, frame: usize) -> Result<()> {
+        let f = &mut self.frames[frame];
+        let out = &mut f.result;
         let (batch, words) = (&f.feed.batch, f.out.words());
         let (first, next) = self.shape.out_counts();
         let mut token = |seq: u32, at: usize| {
@@ -367,29 +482,48 @@ impl Program for CudaProgram {
                 "step: {IN_FLIGHT_MAX} steps are under way, wait for one of them first"
             )));
         };
+        let draws = |s: &SeqStep<'_>| s.sample.is_some_and(|s| !feed::greedy(&s));
+        let pending = |f: &Flight| !f.seen && self.frames[f.frame].feed.on_host;
+        if step.iter().any(draws) || self.flights.iter().any(pending) {
+            self.see_all()?;
+        }
         let ticket = self.tickets + 1;
-        let known = |slot: SlotId| self.known.get(slot.ix()).copied().unwrap_or(false);
-        let feed = &mut self.frames[frame].feed;
-        feed.fill(step, &self.plan, &self.limits, KV_BLOCK, &self.shape, ticket, known)?;
+        let CudaProgram { frames, slots, .. } = self;
+        let f = &mut frames[frame];
+        let last = |slot| slots.last(slot);
+        f.feed.fill(step, &self.plan, &self.limits, KV_BLOCK, &self.shape, ticket, last)?;
+        f.params.clear();
+        f.params.extend(step.iter().map(|s| s.sample));
         self.tickets = ticket;
         self.queue(frame)?;
+        let on_host = self.frames[frame].feed.on_host;
         for seq in step {
-            let chooses = seq.wants.iter().any(|(_, w)| matches!(w, Want::Token { .. }));
-            self.known[seq.slot.ix()] |= chooses;
+            if seq.wants.iter().any(|(_, w)| matches!(w, Want::Token { .. })) {
+                self.slots.leave_to_device(seq.slot);
+            }
+        }
+        let seen = on_host && step.iter().any(|s| s.max_new > 1);
+        if seen {
+            self.host_rounds(step, frame, ticket)?;
         }
         self.free.pop();
         let ticket = Ticket(ticket.into());
-        self.flights.push_back(Flight { ticket, frame });
+        self.flights.push_back(Flight { ticket, frame, seen });
         Ok(ticket)
     }
 
     fn poll(&mut self, ticket: &Ticket, out: &mut StepOutput) -> Result<Progress> {
-        let frame = self.flights[self.flight(*ticket)?].frame;
+        let at = self.flight(*ticket)?;
         out.clear();
-        if !self.frames[frame].done.passed()? {
+        let Flight { frame, seen, .. } = self.flights[at];
+        if !seen && !self.frames[frame].done.passed()? {
             return Ok(Progress::Running);
         }
-        self.collect(frame, out)?;
+        self.see(at)?;
+        if let Some(e) = self.frames[frame].failed.take() {
+            return Err(e);
+        }
+        out.clone_from(&self.frames[frame].result);
         Ok(Progress::Done)
     }
 
@@ -397,11 +531,13 @@ impl Program for CudaProgram {
         let at = self.flight(ticket)?;
         out.clear();
         let frame = self.flights[at].frame;
-        let waited = self.frames[frame].done.wait();
+        let seen = self.see(at);
         self.flights.remove(at);
         self.free.push(frame);
-        waited?;
-        self.collect(frame, out)
+        seen?;
+        let f = &mut self.frames[frame];
+        std::mem::swap(out, &mut f.result);
+        f.failed.take().map_or(Ok(()), Err)
     }
 
     fn stop(&mut self, slot: SlotId) {

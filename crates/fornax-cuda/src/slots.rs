@@ -1,0 +1,85 @@
+//! What the host remembers of every slot: the tokens by position and where the last chosen one
+//! is. Draws are made here, from logits that the device handed over. It knows no driver.
+
+use fornax_plan::{Limits, Result, SampleParams, SlotId, TokenId, TokenOut, sample};
+
+use crate::feed::Last;
+
+/// The slots of a program.
+#[derive(Debug)]
+pub(crate) struct Slots {
+    slots: Vec<Slot>,
+    scratch: sample::Scratch,
+    /// A row of logits that penalties may change.
+    row: Vec<f32>,
+}
+
+#[derive(Debug)]
+struct Slot {
+    /// Tokens at positions 0 .. as far as the host has seen them.
+    history: Vec<TokenId>,
+    last: Last,
+}
+
+impl Slots {
+    pub(crate) fn new(limits: &Limits, vocab: usize, context: u32) -> Slots {
+        let room = context.min(1 << 16) as usize + 1;
+        let slot = || Slot { history: Vec::with_capacity(room), last: Last::Nowhere };
+        Slots {
+            slots: (0..limits.slots).map(|_| slot()).collect(),
+            scratch: sample::Scratch::with_capacity(vocab, room),
+            row: Vec::with_capacity(vocab),
+        }
+    }
+
+    /// Where the slot's last chosen token is.
+    pub(crate) fn last(&self, slot: SlotId) -> Last {
+        self.slots.get(slot.ix()).map_or(Last::Nowhere, |s| s.last)
+    }
+
+    /// The slot's next token is the device's to choose.
+    pub(crate) fn leave_to_device(&mut self, slot: SlotId) {
+        self.slots[slot.ix()].last = Last::Device;
+    }
+
+    /// Notes the token at a position; whatever was behind it is gone.
+    pub(crate) fn note(&mut self, slot: SlotId, pos: u32, token: TokenId) {
+        let history = &mut self.slots[slot.ix()].history;
+        history.truncate(pos as usize);
+        history.push(token);
+    }
+
+    /// Notes a chosen token; `newest` where no step under way will choose another.
+    pub(crate) fn chosen(&mut self, slot: SlotId, pos: u32, token: TokenId, newest: bool) {
+        self.note(slot, pos, token);
+        if newest {
+            self.slots[slot.ix()].last = Last::Host(token);
+        }
+    }
+
+    /// Chooses the token behind position `pos` from a row of logits.
+    ///
+    /// # Errors
+    /// `is_malformed` when no logit is usable.
+    pub(crate) fn choose(
+        &mut self,
+        slot: SlotId,
+        pos: u32,
+        logits: &[u32],
+        params: Option<SampleParams>,
+        logprob: bool,
+    ) -> Result<TokenOut> {
+        let Slots { slots, scratch, row } = self;
+        row.clear();
+        row.extend(logits.iter().map(|w| f32::from_bits(*w)));
+        let history = &slots[slot.ix()].history;
+        let known = &history[..history.len().min(pos as usize + 1)];
+        let params = params.unwrap_or_default();
+        // Of the row as it came: penalties change it.
+        let lse = logprob.then(|| sample::log_sum_exp(row));
+        let token = sample::choose(row, &params, known, pos + 1, scratch)?;
+        let logit = f64::from(f32::from_bits(logits[token as usize]));
+        let logprob = lse.map_or(f32::NAN, |lse| (logit - lse) as f32);
+        Ok(TokenOut { seq: 0, pos: pos + 1, token, logprob })
+    }
+}
