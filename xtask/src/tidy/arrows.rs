@@ -7,12 +7,13 @@ use super::Complaint;
 
 /// Every package of the workspace with those it may be built on. A star: the boundary (`fornax-plan`) is in the middle,
 /// providers and the engine meet there and do not know each other, and the binary alone brings them together.
-const ALLOWED: [(&str, &[&str]); 10] = [
+const ALLOWED: [(&str, &[&str]); 11] = [
     ("fornax-gguf", &[]),
     ("fornax-text", &["fornax-gguf"]),
     ("fornax-plan", &["fornax-gguf"]),
     ("fornax-cpu", &["fornax-gguf", "fornax-plan"]),
-    ("fornax-metal", &["fornax-gguf", "fornax-plan"]),
+    ("fornax-msl", &[]),
+    ("fornax-metal", &["fornax-gguf", "fornax-plan", "fornax-msl"]),
     ("fornax-cuda", &["fornax-gguf", "fornax-plan"]),
     ("fornax-engine", &["fornax-gguf", "fornax-text", "fornax-plan"]),
     ("fornax-server", &["fornax-gguf", "fornax-text", "fornax-plan", "fornax-engine"]),
