@@ -13,8 +13,13 @@ use serde_json::Map;
 use super::{clock, json, pystr, source};
 use crate::Error;
 
-/// Steps that one rendering may take: a long chat needs thousands, a template that loops for ever all.
-const FUEL: u64 = 20_000_000;
+/// Steps that one rendering may take. A chat of 4,000 turns needs under half a million; a template that loops
+/// for ever needs all.
+const FUEL: u64 = 4_000_000;
+/// Stack for one rendering, reserved and not touched unless needed. A hostile template can nest values as deep
+/// as its steps allow, and taking those apart recurses: this is enough for it, where a usual stack is not
+/// and an overflow would end the process.
+const STACK_BYTES: usize = 512 << 20;
 /// The variable that holds the guard mark; no template can write a name with a space.
 const MARK: &str = "guard mark";
 /// The variable that holds the time.
@@ -45,6 +50,7 @@ impl Engine {
     /// # Errors
     /// `is_template` if the source does not parse.
     pub(super) fn new(template: &str) -> Result<Engine, Error> {
+        source::check_size(template)?;
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder()
             .trim_blocks(true)
@@ -90,11 +96,28 @@ impl Engine {
         if let Some(time) = self.time {
             variables.insert(TIME.into(), time.into());
         }
-        let rendered =
-            self.environment.get_template(NAME).and_then(|t| t.render(from_json(variables.into())));
-        rendered.map_err(|e| match raised(&e) {
-            Some(message) => Error::raised(message),
-            None => Error::template(format!("rendering the chat template: {}", describe(&e))),
+        let render = || {
+            let rendered = self
+                .environment
+                .get_template(NAME)
+                .and_then(|t| t.render(from_json(variables.into())));
+            rendered.map_err(|e| match raised(&e) {
+                Some(message) => Error::raised(message),
+                None => Error::template(format!("rendering the chat template: {}", describe(&e))),
+            })
+        };
+        std::thread::scope(|scope| {
+            std::thread::Builder::new()
+                .name("chat template".to_owned())
+                .stack_size(STACK_BYTES)
+                .spawn_scoped(scope, render)
+                .map_err(|e| {
+                    Error::template(format!("rendering the chat template: no thread: {e}"))
+                })?
+                .join()
+                .unwrap_or_else(|_| {
+                    Err(Error::template("rendering the chat template: it panicked"))
+                })
         })
     }
 }

@@ -1,5 +1,79 @@
 //! Rewrites what Hugging Face's Jinja has and minijinja has not. It must not know what templates mean.
 
+use crate::Error;
+
+/// Longest source that is parsed; the longest templates of released models have some 20 KiB.
+const SOURCE_BYTES_MAX: usize = 1 << 20;
+/// Operators in one tag, and alternatives (`elif`) in the whole source. Each is a level of recursion for the
+/// parser and the compiler, which would exhaust the stack at some 4,000.
+const CHAIN_MAX: usize = 1000;
+
+/// Refuses sources that would exhaust the stack while they are parsed.
+///
+/// # Errors
+/// `is_template` for a source that is too long or has a chain of operators that is.
+pub(super) fn check_size(source: &str) -> Result<(), Error> {
+    let too_long = |what: &str, found: usize, most: usize| {
+        Err(Error::template(format!(
+            "parsing the chat template: {what}: {found}, at most {most} are read; no sound template is like that"
+        )))
+    };
+    if source.len() > SOURCE_BYTES_MAX {
+        return too_long("its length in bytes", source.len(), SOURCE_BYTES_MAX);
+    }
+    let mut alternatives = 0;
+    let mut rest = source;
+    while let Some((at, tag)) = next_tag(rest) {
+        rest = &rest[at..];
+        let len = match tag {
+            b'#' => rest.find("#}").map_or(rest.len(), |i| i + 2),
+            _ => end_of_tag(rest, if tag == b'%' { "%}" } else { "}}" }),
+        };
+        if tag != b'#' {
+            alternatives += usize::from(tag == b'%' && tag_name(rest).1 == "elif");
+            let found = operators(&rest[..len]);
+            if found > CHAIN_MAX {
+                return too_long("operators in one tag", found, CHAIN_MAX);
+            }
+        }
+        rest = &rest[len..];
+    }
+    if alternatives > CHAIN_MAX {
+        return too_long("its elif tags", alternatives, CHAIN_MAX);
+    }
+    Ok(())
+}
+
+/// Signs and words in a tag, outside its strings, that may be a level of an expression. Commas and colons
+/// are not counted: lists and mappings are as long as they like.
+fn operators(tag: &str) -> usize {
+    let bytes = tag.as_bytes();
+    let mut count = 0;
+    let mut i = 0;
+    while i < bytes.len() {
+        match bytes[i] {
+            quote @ (b'\'' | b'"') => {
+                i += 1;
+                while i < bytes.len() && bytes[i] != quote {
+                    i += if bytes[i] == b'\\' { 2 } else { 1 };
+                }
+            }
+            b'a'..=b'z' => {
+                let len = bytes[i..].iter().take_while(|b| b.is_ascii_lowercase()).count();
+                let word = &bytes[i..i + len];
+                let words: [&[u8]; 6] = [b"not", b"and", b"or", b"if", b"is", b"in"];
+                count += usize::from(words.contains(&word));
+                i += len - 1;
+            }
+            b'.' | b'|' | b'~' | b'+' | b'-' | b'*' | b'/' | b'%' | b'[' | b'(' | b'<' | b'>'
+            | b'=' => count += 1,
+            _ => {}
+        }
+        i += 1;
+    }
+    count
+}
+
 /// The source with `{% generation %}` and `{% endgeneration %}` made transparent.
 ///
 /// The tags mark what an assistant wrote, for training; rendering ignores them. They become a condition
