@@ -42,6 +42,9 @@ pub(crate) fn run(config: &Config, flags: &Run) -> Result<()> {
         Some(prompt) => prompt.clone(),
         None => output::stdin_text("PROMPT")?.trim_end_matches(['\r', '\n']).to_owned(),
     };
+    if prompt.is_empty() {
+        return Err(super::Usage("there is nothing to answer: the prompt is empty".into()).into());
+    }
     let started = Started::open(config, flags.model.model.as_deref())?;
     let model = &started.model;
     let tokens = if flags.raw {

@@ -163,11 +163,66 @@ fn the_prompt_comes_from_anywhere() {
 #[test]
 fn an_empty_prompt_and_a_long_one_are_refused() {
     let home = Folder::new();
+    let run = |input: &[u8]| {
+        let mut command = fornax(&home);
+        command.args(["run", "--raw", "--ctx", "8", "-m"]).arg(model("llama3-q8_0"));
+        ran_with(&mut command, input)
+    };
+    let long = run("word ".repeat(100).as_bytes()).fails(1);
+    assert!(long.stderr.contains("--ctx"), "{}", long.stderr);
+    let empty = run(b"\n").fails(2);
+    assert!(empty.stderr.contains("prompt"), "{}", empty.stderr);
+    assert!(long.stdout.is_empty() && empty.stdout.is_empty());
+}
+
+#[test]
+fn tiers_and_threads_do_not_change_the_answer() {
+    let home = Folder::new();
+    let plain = raw(&home, &["Hello there"]).ok().stdout;
+    for flags in [["--threads", "1"], ["--threads", "3"], ["--cpu-isa", "scalar"]] {
+        assert_eq!(
+            raw(&home, &["Hello there", flags[0], flags[1]]).ok().stdout,
+            plain,
+            "{flags:?}"
+        );
+    }
     let mut command = fornax(&home);
-    command.args(["run", "--raw", "--ctx", "8", "-m"]).arg(model("llama3-q8_0"));
-    let ran = ran_with(&mut command, "word ".repeat(100).as_bytes()).fails(1);
-    assert!(ran.stderr.contains("--ctx"), "{}", ran.stderr);
+    command.env("FORNAX_CPU_ISA", "scalar").args(["run", "--raw", "--temp", "0", "-n", "12", "-m"]);
+    let forced = ran(command.arg(model("llama3-q8_0")).arg("Hello there")).ok();
+    assert_eq!(forced.stdout, plain);
+    assert!(forced.stderr.contains("cpu scalar"), "{}", forced.stderr);
+    let unknown = raw(&home, &["hi", "--cpu-isa", "mmx"]).fails(2);
+    assert!(unknown.stderr.contains("scalar"), "{}", unknown.stderr);
+}
+
+#[test]
+fn what_a_device_does_not_do_is_told_at_load() {
+    let home = Folder::new();
+    // Heads of 16 elements have no blocks of 32.
+    let ran = raw(&home, &["hi", "--kv-type", "q8_0"]).fails(1);
+    assert!(ran.stderr.contains("q8_0") && ran.stderr.contains("--kv-type f16"), "{}", ran.stderr);
     assert!(ran.stdout.is_empty());
+}
+
+#[test]
+fn a_shape_needs_no_file() {
+    let home = Folder::new();
+    let mut command = fornax(&home);
+    command.args([
+        "bench",
+        "--synthetic",
+        "smollm2-135m:q4_0",
+        "-p",
+        "4",
+        "-n",
+        "2",
+        "-r",
+        "1",
+        "--json",
+    ]);
+    let value: Value = serde_json::from_str(&ran(&mut command).ok().stdout).unwrap();
+    assert_eq!(value["model"], "smollm2-135m:q4_0");
+    assert!(!home.join("models").exists());
 }
 
 #[test]
