@@ -51,6 +51,10 @@ impl Lanes for Neon {
         unsafe { each!(|i: usize| vdivq_f32(self.0[i], o.0[i])) }
     }
     #[inline(always)]
+    unsafe fn add_product(self, a: Neon, b: Neon) -> Neon {
+        unsafe { each!(|i: usize| vfmaq_f32(self.0[i], a.0[i], b.0[i])) }
+    }
+    #[inline(always)]
     unsafe fn max(self, o: Neon) -> Neon {
         // A compare and a select: the instruction for the maximum treats NaN differently.
         unsafe { each!(|i: usize| vbslq_f32(vcgtq_f32(self.0[i], o.0[i]), self.0[i], o.0[i])) }

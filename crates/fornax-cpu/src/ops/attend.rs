@@ -360,7 +360,7 @@ unsafe fn score_some<L: Lanes, E: Elements, const M: usize, const H: usize>(
                     for m in 0..M {
                         let q = L::splat(*q[m].add(i));
                         for h in 0..H {
-                            acc[m][h] = acc[m][h].add(q.mul(key[h]));
+                            acc[m][h] = acc[m][h].add_product(q, key[h]);
                         }
                     }
                 }
@@ -507,7 +507,7 @@ unsafe fn values_some<L: Lanes, E: Elements, const M: usize, const W: usize>(
                 }
                 let weight = L::splat(weight);
                 for j in 0..W {
-                    acc[m][j] = acc[m][j].add(weight.mul(v[j]));
+                    acc[m][j] = acc[m][j].add_product(weight, v[j]);
                 }
             }
         }

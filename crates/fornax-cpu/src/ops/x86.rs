@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use super::lanes::Lanes;
 
-/// Two AVX registers; needs AVX2 and F16C.
+/// Two AVX registers; needs AVX2, FMA and F16C.
 #[derive(Clone, Copy)]
 pub(super) struct Avx2(__m256, __m256);
 
@@ -47,6 +47,10 @@ impl Lanes for Avx2 {
     #[inline(always)]
     unsafe fn div(self, o: Avx2) -> Avx2 {
         unsafe { Avx2(_mm256_div_ps(self.0, o.0), _mm256_div_ps(self.1, o.1)) }
+    }
+    #[inline(always)]
+    unsafe fn add_product(self, a: Avx2, b: Avx2) -> Avx2 {
+        unsafe { Avx2(_mm256_fmadd_ps(a.0, b.0, self.0), _mm256_fmadd_ps(a.1, b.1, self.1)) }
     }
     #[inline(always)]
     unsafe fn max(self, o: Avx2) -> Avx2 {
@@ -135,6 +139,10 @@ impl Lanes for Avx512 {
     #[inline(always)]
     unsafe fn div(self, o: Avx512) -> Avx512 {
         unsafe { Avx512(_mm512_div_ps(self.0, o.0)) }
+    }
+    #[inline(always)]
+    unsafe fn add_product(self, a: Avx512, b: Avx512) -> Avx512 {
+        unsafe { Avx512(_mm512_fmadd_ps(a.0, b.0, self.0)) }
     }
     #[inline(always)]
     unsafe fn max(self, o: Avx512) -> Avx512 {
