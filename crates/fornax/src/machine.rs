@@ -20,6 +20,13 @@ pub(crate) fn peak_bytes() -> Option<u64> {
     None
 }
 
+/// Counts the peak from now on, where the system can: after something large that is gone again.
+pub(crate) fn forget_peak() {
+    #[cfg(target_os = "linux")]
+    // See proc(5): 5 resets the high-water mark of the resident size.
+    let _ = fs::write("/proc/self/clear_refs", "5");
+}
+
 /// Cores that this process may use.
 pub(crate) fn cores() -> usize {
     thread::available_parallelism().map_or(1, usize::from)

@@ -99,6 +99,8 @@ fn start(config: &Config, flags: &Bench) -> Result<Started> {
     };
     let synthetic = Synthetic::parse(synthetic).map_err(|e| super::usage(&e))?;
     let gguf = Gguf::from_bytes(synthetic.write(Vec::new())?)?;
+    // The bytes were there twice for a moment, which no run of a model needs.
+    machine::forget_peak();
     Ok(Started {
         opened: Opened::new(config)?,
         model: Model::from_gguf(gguf)?,

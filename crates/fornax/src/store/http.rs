@@ -28,8 +28,8 @@ const REDIRECTS_MAX: usize = 10;
 /// A broken transfer is continued so often before the source is given up.
 const ATTEMPTS: usize = 4;
 
-/// A URL to get and what is known of the bytes behind it.
-#[derive(Clone, Debug)]
+/// A URL to get. Not `Debug`: a token must not reach a log.
+#[derive(Clone)]
 pub(crate) struct Remote {
     pub(crate) url: String,
     /// Sent to the host of `url` alone, never to where it redirects.

@@ -463,6 +463,17 @@ fn verify_finds_the_reference_equal_to_itself() {
 }
 
 #[test]
+fn verify_climbs_the_ladder_on_the_cpu() {
+    let home = Folder::new();
+    let mut command = fornax(&home);
+    let ran = ran(command.args(["verify", "-m"]).arg(model("llama3-q8_0"))).ok();
+    assert!(ran.stdout.starts_with("cpu ") && !ran.stdout.contains("FAILED"), "{}", ran.stdout);
+    for word in ["matmul", "against F32", "against Q8", "transcript"] {
+        assert!(ran.stdout.contains(word), "no {word:?} in {}", ran.stdout);
+    }
+}
+
+#[test]
 fn devices_always_has_the_reference() {
     let home = Folder::new();
     let value = object(
