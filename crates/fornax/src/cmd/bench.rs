@@ -51,8 +51,10 @@ pub(crate) fn bench(config: &Config, flags: &Bench) -> Result<()> {
     }
     let started = start(config, flags)?;
     let context = flags.d + flags.p.max(flags.n + 1).max(flags.p + flags.n);
-    let mut session = started.session(config, context)?;
     let limit = started.announce(config)?;
+    // The buffer of that measurement, and the making of a synthetic model, are no part of running one.
+    machine::forget_peak();
+    let mut session = started.session(config, context)?;
     let mut run =
         Runner { session: &mut session, vocab: started.model.plan().hyper.vocab, depth: flags.d };
     let (mut pp, mut tg) = (Vec::new(), Vec::new());
@@ -99,8 +101,6 @@ fn start(config: &Config, flags: &Bench) -> Result<Started> {
     };
     let synthetic = Synthetic::parse(synthetic).map_err(|e| super::usage(&e))?;
     let gguf = Gguf::from_bytes(synthetic.write(Vec::new())?)?;
-    // The bytes were there twice for a moment, which no run of a model needs.
-    machine::forget_peak();
     Ok(Started {
         opened: Opened::new(config)?,
         model: Model::from_gguf(gguf)?,
