@@ -192,7 +192,8 @@ impl Simd for Avx512Vnni {
 super::drive::tier!(
     KERNELS,
     Avx512Vnni,
-    8,
-    4,
+    rows 8,
+    float rows 4,
+    streams 4,
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 );

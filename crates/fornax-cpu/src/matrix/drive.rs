@@ -45,6 +45,8 @@ pub(super) trait Tier {
     const ROWS: usize;
     /// The same for f32 activations.
     const FLOAT_ROWS: usize;
+    /// Tiles read at once where there is a single row: 1 or 4.
+    const STREAMS: usize;
 
     unsafe fn quantised<F: Format, const R: usize, const T: usize>(
         tile: *const u8,
@@ -62,14 +64,16 @@ pub(super) trait Tier {
     );
 }
 
-/// Makes the table of a tier: `tier!(Name, vectors, rows, float rows, attributes…)`.
+/// Makes the table of a tier from its vectors and the constants of [`Tier`].
 macro_rules! tier {
-    ($name:ident, $simd:ty, $rows:literal, $float_rows:literal $(, #[$attr:meta])*) => {
+    ($name:ident, $simd:ty, rows $rows:literal, float rows $float_rows:literal,
+        streams $streams:literal $(, #[$attr:meta])*) => {
         enum Tiered {}
 
         impl $crate::matrix::drive::Tier for Tiered {
             const ROWS: usize = $rows;
             const FLOAT_ROWS: usize = $float_rows;
+            const STREAMS: usize = $streams;
 
             $(#[$attr])*
             unsafe fn quantised<F: $crate::matrix::format::Format, const R: usize, const T: usize>(
@@ -108,7 +112,7 @@ macro_rules! tier {
         }
 
         /// The routines of this tier.
-        pub(super) static $name: $crate::matrix::drive::Kernels = $crate::matrix::drive::Kernels {
+        pub(in crate::matrix) static $name: $crate::matrix::drive::Kernels = $crate::matrix::drive::Kernels {
             multiply: $crate::matrix::drive::multiply::<Tiered>,
             quantize,
         };
@@ -148,9 +152,6 @@ pub(super) unsafe fn multiply<T: Tier>(job: &Job<'_>) {
     unsafe { by_layout!(job.matrix.layout, quantised, floats, foreign::multiply, (job), T) }
 }
 
-/// Tiles read at once where there is a single row.
-const STREAMS: usize = 4;
-
 /// Calls `$call` with constant numbers of rows and tiles for every piece of the job, tile by tile
 /// so that a tile's weights stay in the nearer caches for all rows. `$together` says how many rows
 /// from one on may go together.
@@ -159,9 +160,9 @@ macro_rules! walk {
         let Range { start, end } = $job.act_rows;
         let mut $tile = $job.tiles.start;
         while $tile < $job.tiles.end {
-            if end - start == 1 && $job.tiles.end - $tile >= STREAMS {
-                $call!($tile, start, 1, STREAMS);
-                $tile += STREAMS;
+            if T::STREAMS == 4 && end - start == 1 && $job.tiles.end - $tile >= 4 {
+                $call!($tile, start, 1, 4);
+                $tile += 4;
                 continue;
             }
             let mut $row = start;

@@ -74,8 +74,13 @@ pub(super) unsafe fn quantised<S: Simd, F: Format, const ROWS: usize, const TILE
             for at in 0..left.min(F::UNIT) {
                 for (tile, acc) in acc.iter_mut().enumerate() {
                     let block = F::decode::<S>(unit.add(tile * tile_bytes), at);
-                    for (row, acc) in acc.iter_mut().enumerate() {
-                        *acc = add_block::<S, F>(*acc, &block, acts.add(row));
+                    let (pairs, single) = acc.as_chunks_mut::<2>();
+                    for (ix, acc) in pairs.iter_mut().enumerate() {
+                        let x = acts.add(2 * ix);
+                        *acc = add_pair::<S, F>(*acc, &block, [x, x.add(1)]);
+                    }
+                    if let [acc] = single {
+                        *acc = add_block::<S, F>(*acc, &block, acts.add(ROWS - 1));
                     }
                 }
                 acts = acts.wrapping_add(step);
@@ -91,7 +96,7 @@ pub(super) unsafe fn quantised<S: Simd, F: Format, const ROWS: usize, const TILE
     }
 }
 
-/// The sums of a tile's rows after one more block.
+/// The sums of a tile for one row of activations after one more block.
 ///
 /// # Safety
 /// `x` is a record, and the tier is available.
@@ -103,17 +108,63 @@ unsafe fn add_block<S: Simd, F: Format>(
 ) -> S::Floats {
     // SAFETY: the caller's word.
     unsafe {
-        let dx = S::splat((*x).d);
-        let acc = if F::HALVES {
+        if F::HALVES {
             let first = S::dot::<F, { QUADS / 2 }>(&block.w, 0, x);
             let second = S::dot::<F, { QUADS / 2 }>(&block.w, QUADS / 2, x);
-            let first = S::mul(S::from_ints(first), S::mul(block.scale[0], dx));
-            let second = S::mul(S::from_ints(second), S::mul(block.scale[1], dx));
-            S::add(S::add(acc, first), second)
+            scaled::<S, F>(acc, block, [first, second], x)
         } else {
             let sum = S::dot::<F, QUADS>(&block.w, 0, x);
-            S::add(acc, S::mul(S::from_ints(sum), S::mul(block.scale[0], dx)))
+            scaled::<S, F>(acc, block, [sum, sum], x)
+        }
+    }
+}
+
+/// [`add_block`] for two rows of activations.
+///
+/// # Safety
+/// As there.
+#[inline(always)]
+unsafe fn add_pair<S: Simd, F: Format>(
+    acc: [S::Floats; 2],
+    block: &Decoded<S>,
+    x: [*const ActBlock; 2],
+) -> [S::Floats; 2] {
+    // SAFETY: the caller's word.
+    unsafe {
+        let (first, second) = if F::HALVES {
+            (
+                S::dot_pair::<F, { QUADS / 2 }>(&block.w, 0, x),
+                S::dot_pair::<F, { QUADS / 2 }>(&block.w, QUADS / 2, x),
+            )
+        } else {
+            let sums = S::dot_pair::<F, QUADS>(&block.w, 0, x);
+            (sums, sums)
         };
+        [
+            scaled::<S, F>(acc[0], block, [first[0], second[0]], x[0]),
+            scaled::<S, F>(acc[1], block, [first[1], second[1]], x[1]),
+        ]
+    }
+}
+
+/// Adds a block's integer sums, the second of which counts where the format has two scales.
+///
+/// # Safety
+/// `x` is a record, and the tier is available.
+#[inline(always)]
+unsafe fn scaled<S: Simd, F: Format>(
+    acc: S::Floats,
+    block: &Decoded<S>,
+    sums: [S::Ints; 2],
+    x: *const ActBlock,
+) -> S::Floats {
+    // SAFETY: the caller's word.
+    unsafe {
+        let dx = S::splat((*x).d);
+        let mut acc = S::add(acc, S::mul(S::from_ints(sums[0]), S::mul(block.scale[0], dx)));
+        if F::HALVES {
+            acc = S::add(acc, S::mul(S::from_ints(sums[1]), S::mul(block.scale[1], dx)));
+        }
         if F::MINIMA { S::add(acc, S::mul(block.min, S::splat((*x).sx))) } else { acc }
     }
 }

@@ -17,6 +17,8 @@ mod format;
 mod kernel;
 pub mod measure;
 mod memory;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod pack;
 mod scalar;
 mod simd;
@@ -51,6 +53,12 @@ impl Isa {
             Isa::Avx2 => &avx2::KERNELS,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Vnni => &avx512::KERNELS,
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => &neon::widening::KERNELS,
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonDotprod => &neon::dotprod::KERNELS,
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonI8mm => &neon::i8mm::KERNELS,
             _ => &scalar::KERNELS,
         }
     }

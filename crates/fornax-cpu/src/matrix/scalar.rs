@@ -181,4 +181,4 @@ impl Simd for Scalar {
     }
 }
 
-super::drive::tier!(KERNELS, Scalar, 8, 4);
+super::drive::tier!(KERNELS, Scalar, rows 8, float rows 4, streams 1);
