@@ -141,9 +141,9 @@ pub(crate) struct Look {
 
 /// A mixture's MLPs.
 pub(crate) struct Moe {
-    pub(crate) x: Rows,
-    pub(crate) ids: Rows,
-    pub(crate) weights: Rows,
+    pub(crate) x: Wire,
+    pub(crate) ids: Wire,
+    pub(crate) weights: Wire,
     pub(crate) gate: Affine,
     pub(crate) up: Affine,
     pub(crate) down: Affine,
@@ -263,7 +263,7 @@ impl Compiler<'_> {
         }
         let wide = match group.wide.first().map(|o| &plan.ops[*o]) {
             None => Wide::None,
-            Some(Op::MoeMlp { .. }) => self.moe(&plan.ops[group.wide[0]]),
+            Some(Op::MoeMlp { .. }) => self.moe(&plan.ops[group.wide[0]], &made),
             Some(Op::ShortConv { .. }) => self.conv(&plan.ops[group.wide[0]]),
             Some(Op::QkNormRope { .. } | Op::KvWrite { .. } | Op::Attention { .. }) => {
                 self.heads(group)
@@ -423,7 +423,7 @@ impl Compiler<'_> {
         Wide::Heads { rotate, write, look }
     }
 
-    fn moe(&mut self, op: &Op) -> Wide {
+    fn moe(&mut self, op: &Op, made: &[ValueId]) -> Wide {
         let Op::MoeMlp { x, ids, weights, gate, up, down, act, residual, out } = *op else {
             unreachable!("not a mixture")
         };
@@ -431,9 +431,9 @@ impl Compiler<'_> {
         let step = |m: &Matrix, bytes| piece_tiles(m.tiles(), bytes, self.threads);
         let gate_bytes = gate.matrix.tile_bytes() + up.matrix.tile_bytes();
         Wide::Moe(Moe {
-            x: self.rows(x),
-            ids: self.rows(ids),
-            weights: self.rows(weights),
+            x: self.wire(x, made),
+            ids: self.wire(ids, made),
+            weights: self.wire(weights, made),
             gate_tiles: step(&gate.matrix, gate_bytes),
             down_tiles: step(&down.matrix, down.matrix.tile_bytes()),
             gate,

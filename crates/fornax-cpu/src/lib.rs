@@ -10,9 +10,9 @@
 
 mod compile;
 mod device;
+mod heads;
 pub mod isa;
 mod kv;
-#[allow(dead_code, reason = "its callers are being written")]
 mod matrix;
 mod moe;
 mod ops;

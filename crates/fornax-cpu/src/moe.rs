@@ -7,10 +7,10 @@
 use std::ops::Range;
 
 use crate::compile::{Affine, Moe, PIECE_TILES, Rows};
-use crate::matrix::TILE;
+use crate::matrix::{Q8View, TILE};
 use crate::ops::rows;
 use crate::pool::{Poisoned, Team};
-use crate::run::{Machine, ROW_BLOCK, Worker};
+use crate::run::{Machine, Private, ROW_BLOCK, Worker, at};
 
 /// Pairs of row and choice, sorted by expert; every thread keeps its own.
 #[derive(Debug, Default)]
@@ -67,6 +67,78 @@ impl Order {
 }
 
 impl Machine {
+    /// A mixture for a single row: what is small, every thread does for itself, so that one
+    /// barrier is left, between the gated products and the way down.
+    pub(crate) fn moe_alone(
+        &self,
+        m: &Moe,
+        team: &Team<'_>,
+        worker: &mut Worker,
+        private: Private,
+    ) -> Result<(), Poisoned> {
+        let top_k = m.ids.rows.width;
+        let (cols, ff) = (m.x.rows.width, m.gate.matrix.rows());
+        let gated = Rows { at: self.pairs[1].at, width: ff };
+        // SAFETY: row 0 of the wires is complete, in this thread's slots or since the last
+        // barrier; pieces are claimed by one thread each.
+        unsafe {
+            let ids = std::slice::from_raw_parts(at(m.ids, 0, private).cast::<u32>(), top_k);
+            let weights = std::slice::from_raw_parts(at(m.weights, 0, private), top_k);
+            let x = std::slice::from_raw_parts(at(m.x, 0, private), cols);
+            let q8 = m.gate.matrix.takes_q8() || m.up.matrix.takes_q8();
+            let view = q8.then(|| worker.q8.shaped(1, cols));
+            if let Some(view) = view {
+                view.fill(self.kernels, 0, x, 0..view.blocks());
+            }
+            let tiles = m.gate.matrix.tiles();
+            let pieces = tiles.div_ceil(m.gate_tiles);
+            team.share(top_k * pieces, |item| {
+                let (choice, from) = (item / pieces, item % pieces * m.gate_tiles);
+                let piece = from..(from + m.gate_tiles).min(tiles);
+                let x = (x.as_ptr(), cols, 1);
+                self.gate_piece(
+                    m,
+                    ids[choice] as usize,
+                    x,
+                    view,
+                    0..1,
+                    piece,
+                    (gated, choice),
+                    worker,
+                );
+            });
+            team.barrier()?;
+            let view = m.down.matrix.takes_q8().then(|| worker.q8_pairs.shaped(top_k, ff));
+            if let Some(view) = view {
+                for choice in 0..top_k {
+                    view.fill(self.kernels, choice, gated.row(choice), 0..view.blocks());
+                }
+            }
+            let tiles = m.down.matrix.tiles();
+            team.share(tiles.div_ceil(m.down_tiles), |item| {
+                let from = item * m.down_tiles;
+                let piece = from..(from + m.down_tiles).min(tiles);
+                let columns = piece.start * TILE..(piece.end * TILE).min(m.out.width);
+                let out = m.out.ptr(0).add(columns.start);
+                let out = std::slice::from_raw_parts_mut(out, columns.len());
+                out.fill(0.0);
+                let x = (gated.at.cast_const(), ff, top_k);
+                for (choice, weight) in weights.iter().enumerate() {
+                    let (id, row) = (ids[choice] as usize, choice..choice + 1);
+                    let to = worker.up.as_mut_ptr().wrapping_sub(columns.start);
+                    self.product(&m.down, id, x, view, row, piece.clone(), to, 0);
+                    for (y, d) in out.iter_mut().zip(&worker.up) {
+                        *y += weight * d;
+                    }
+                }
+                if let Some(residual) = m.residual {
+                    rows::add(out, &residual.row(0)[columns]);
+                }
+            });
+        }
+        Ok(())
+    }
+
     /// All phases of a mixture, with barriers between.
     pub(crate) fn moe(
         &self,
@@ -75,15 +147,15 @@ impl Machine {
         team: &Team<'_>,
         worker: &mut Worker,
     ) -> Result<(), Poisoned> {
-        let top_k = m.ids.width;
+        let top_k = m.ids.rows.width;
         let pairs = n * top_k;
-        let (cols, ff) = (m.x.width, m.gate.matrix.rows());
+        let (cols, ff) = (m.x.rows.width, m.gate.matrix.rows());
         let shaped = |rows: Rows, width: usize| Rows { at: rows.at, width };
         let inputs = shaped(self.pairs[0], cols);
         let gated = shaped(self.pairs[1], ff);
         let outs = shaped(self.pairs[2], m.out.width);
         // SAFETY: the ids were complete before the last barrier.
-        let ids = unsafe { std::slice::from_raw_parts(m.ids.at.cast::<u32>(), pairs) };
+        let ids = unsafe { std::slice::from_raw_parts(m.ids.rows.at.cast::<u32>(), pairs) };
         worker.order.sort(ids, m.gate.matrix.experts());
         self.gather(m, inputs, pairs, team, &worker.order);
         team.barrier()?;
@@ -105,7 +177,7 @@ impl Machine {
             unsafe {
                 let out = m.out.row_mut(row);
                 out.fill(0.0);
-                let weights = m.weights.row(row);
+                let weights = m.weights.rows.row(row);
                 for (choice, weight) in weights.iter().enumerate() {
                     let from = outs.row(order.place[row * top_k + choice] as usize);
                     for (y, d) in out.iter_mut().zip(from) {
@@ -123,13 +195,13 @@ impl Machine {
     /// The inputs of every pair, in order: as 8-bit rows, as floats, or both.
     fn gather(&self, m: &Moe, to: Rows, pairs: usize, team: &Team<'_>, order: &Order) {
         let q8 = |a: &Affine| a.matrix.takes_q8();
-        let view = (q8(&m.gate) || q8(&m.up)).then(|| self.q8.shaped(pairs, m.x.width));
+        let view = (q8(&m.gate) || q8(&m.up)).then(|| self.q8.shaped(pairs, m.x.rows.width));
         let floats = !q8(&m.gate) || !q8(&m.up);
         team.share(pairs, |place| {
-            let row = order.pair[place] as usize / m.ids.width;
+            let row = order.pair[place] as usize / m.ids.rows.width;
             // SAFETY: this place is this thread's alone, and the inputs are complete.
             unsafe {
-                let x = m.x.row(row);
+                let x = m.x.rows.row(row);
                 if let Some(view) = view {
                     view.fill(self.kernels, place, x, 0..view.blocks());
                 }
@@ -151,35 +223,51 @@ impl Machine {
         worker: &mut Worker,
     ) {
         let q8 = m.gate.matrix.takes_q8() || m.up.matrix.takes_q8();
-        let view = q8.then(|| self.q8.shaped(pairs, m.x.width));
-        let x = (inputs.at.cast_const(), m.x.width, pairs);
-        let up_room = &mut worker.up;
-        each_piece(
-            team,
-            &worker.order,
-            m.gate.matrix.tiles(),
-            m.gate_tiles,
-            |expert, run, piece| {
-                let columns = piece.start * TILE..(piece.end * TILE).min(m.gate.matrix.rows());
-                for from in run.clone().step_by(ROW_BLOCK) {
-                    let these = from..(from + ROW_BLOCK).min(run.end);
-                    let stride = PIECE_TILES * TILE;
-                    let second = up_room.as_mut_ptr().wrapping_sub(columns.start);
-                    let (a, b) = (piece.clone(), piece.clone());
-                    let out = gated.ptr(from);
-                    // SAFETY: these rows of these columns are this thread's alone.
-                    unsafe {
-                        self.product(&m.gate, expert, x, view, these.clone(), a, out, gated.width);
-                        self.product(&m.up, expert, x, view, these.clone(), b, second, stride);
-                        for i in 0..these.len() {
-                            let g = gated.ptr(from + i).add(columns.start);
-                            let u = up_room.as_ptr().add(i * stride);
-                            (self.ops.gate)(g, u, g, columns.len(), m.act);
-                        }
-                    }
-                }
-            },
-        );
+        let view = q8.then(|| self.q8.shaped(pairs, m.x.rows.width));
+        let x = (inputs.at.cast_const(), m.x.rows.width, pairs);
+        let order = std::mem::take(&mut worker.order);
+        each_piece(team, &order, m.gate.matrix.tiles(), m.gate_tiles, |expert, run, piece| {
+            for from in run.clone().step_by(ROW_BLOCK) {
+                let these = from..(from + ROW_BLOCK).min(run.end);
+                let piece = piece.clone();
+                // SAFETY: these rows of these columns are this thread's alone.
+                unsafe { self.gate_piece(m, expert, x, view, these, piece, (gated, from), worker) };
+            }
+        });
+        worker.order = order;
+    }
+
+    /// `act(gate · x) · (up · x)` for some rows, at most [`ROW_BLOCK`], and some tiles, to the
+    /// rows from `to.1` on.
+    ///
+    /// # Safety
+    /// As [`Machine::product`].
+    #[expect(clippy::too_many_arguments, reason = "the coordinates of one piece")]
+    unsafe fn gate_piece(
+        &self,
+        m: &Moe,
+        expert: usize,
+        x: (*const f32, usize, usize),
+        view: Option<Q8View>,
+        these: Range<usize>,
+        piece: Range<usize>,
+        to: (Rows, usize),
+        worker: &mut Worker,
+    ) {
+        let columns = piece.start * TILE..(piece.end * TILE).min(m.gate.matrix.rows());
+        let stride = PIECE_TILES * TILE;
+        let second = worker.up.as_mut_ptr().wrapping_sub(columns.start);
+        let (first, again, n) = (these.clone(), piece.clone(), these.len());
+        // SAFETY: the caller's word.
+        unsafe {
+            self.product(&m.gate, expert, x, view, first, again, to.0.ptr(to.1), to.0.width);
+            self.product(&m.up, expert, x, view, these, piece, second, stride);
+            for i in 0..n {
+                let g = to.0.ptr(to.1 + i).add(columns.start);
+                let u = worker.up.as_ptr().add(i * stride);
+                (self.ops.gate)(g, u, g, columns.len(), m.act);
+            }
+        }
     }
 
     /// `down ·` what [`Machine::gate`] made.

@@ -127,7 +127,7 @@ impl CpuProgram {
         let stages: Vec<Stage> = groups.iter().map(|g| compiler.stage(g)).collect();
         let pairs = token_rows * mix.top_k;
         let states = plan.states.iter().map(|s| s.len as usize).sum();
-        let worker = || worker(plan, &stages, (pairs, mix.experts));
+        let worker = || worker(plan, &stages, &mix, pairs);
         let parts = parts(plan, limits.kv_blocks, threads)?;
         let machine = Machine {
             parts,
@@ -212,9 +212,10 @@ fn lost(cause: &str) -> Error {
 }
 
 /// Room for the parts of as many rows as attention is split over threads for: those whose key
-/// heads are fewer than twice the threads.
+/// heads are fewer than twice the threads, up to the model's context.
 fn parts(plan: &Plan, kv_blocks: u32, threads: usize) -> Result<Parts> {
-    let splits = (kv_blocks as usize * BLOCK).div_ceil(SPLIT);
+    let positions = (kv_blocks as usize * BLOCK).min(plan.hyper.context as usize);
+    let splits = positions.div_ceil(SPLIT);
     let mut most = 0;
     for op in &plan.ops {
         if let Op::Attention { kv, heads, .. } = op {
@@ -252,8 +253,8 @@ fn shared_q8(plan: &Plan, tokens: usize, wanted: usize, mix: &Mixtures) -> Resul
     Q8Rows::new(most.0, most.1)
 }
 
-fn worker(plan: &Plan, stages: &[Stage], (pairs, experts): (usize, usize)) -> Result<Worker> {
-    let alone = |s: &&Stage| matches!(s.wide, Wide::Tiles(_));
+fn worker(plan: &Plan, stages: &[Stage], mix: &Mixtures, pairs: usize) -> Result<Worker> {
+    let alone = |s: &&Stage| matches!(s.wide, Wide::Tiles(_) | Wide::Moe(_));
     let slots = stages.iter().filter(alone).map(|s| 2 * s.chain.len()).max().unwrap_or(0);
     let widest = plan.values.iter().map(|v| v.width as usize).max().unwrap_or(0);
     let slot_width = widest.next_multiple_of(16);
@@ -266,7 +267,8 @@ fn worker(plan: &Plan, stages: &[Stage], (pairs, experts): (usize, usize)) -> Re
         q8: Q8Rows::new(1, columns)?,
         up: vec![0.0; ROW_BLOCK * PIECE_TILES * TILE],
         scratch: Scratch::new(values.unwrap_or(16)),
-        order: Order::with_capacity(pairs, experts),
+        q8_pairs: Q8Rows::new(mix.top_k.max(1), mix.ff.max(32))?,
+        order: Order::with_capacity(pairs, mix.experts),
     })
 }
 

@@ -8,16 +8,15 @@
 use std::time::Instant;
 
 use fornax_gguf::blocks;
-use fornax_plan::{Batch, RowSpace, SeqStep, Span};
+use fornax_plan::{Batch, RowSpace, SeqStep};
 
 use crate::compile::{
-    Affine, Conv, Finish, Look, PIECE_TILES, Part, RowOp, Rows, Stage, Table, Tiles, Wide, Wire,
-    Write,
+    Affine, Conv, Finish, PIECE_TILES, Part, RowOp, Rows, Stage, Table, Tiles, Wide, Wire,
 };
 use crate::kv::Cache;
 use crate::matrix::{Acts, Kernels, Memory, Q8Rows, Q8View, TILE};
 use crate::moe::Order;
-use crate::ops::{Attend, BLOCK, QUERIES, Scratch, VectorOps, part_len, rows, splits};
+use crate::ops::{Scratch, VectorOps, rows};
 use crate::pool::{Poisoned, Team};
 
 /// Activation rows multiplied with a piece of weights at a time: both stay in the cache.
@@ -67,6 +66,8 @@ pub(crate) struct Worker {
     pub(crate) slot_width: usize,
     /// One row of 8-bit activations.
     pub(crate) q8: Q8Rows,
+    /// One row for each expert of a token.
+    pub(crate) q8_pairs: Q8Rows,
     /// The second matrix of a gated pair.
     pub(crate) up: Vec<f32>,
     pub(crate) scratch: Scratch,
@@ -86,6 +87,10 @@ pub(crate) struct Round<'a> {
     /// Seconds by stage, written by thread 0; null where nobody asks.
     pub(crate) times: Times,
 }
+
+/// A thread's own slots for a single row, and the elements from one to the next; none for the
+/// thread that writes the shared buffers.
+pub(crate) type Private = Option<(*mut f32, usize)>;
 
 /// Where thread 0 adds the seconds of every stage; may be null.
 #[derive(Clone, Copy)]
@@ -141,6 +146,13 @@ impl Machine {
             let acts = unsafe { self.chain_alone(ix, stage, tiles, team.ix == 0, round, worker) };
             self.tiles(tiles, rows, acts, team, worker);
             return Ok(());
+        }
+        if let (1, Wide::Moe(moe)) = (rows, &stage.wide) {
+            let own = (worker.slots.as_ptr().cast::<f32>(), worker.slot_width);
+            let private = (team.ix > 0).then_some(own);
+            // SAFETY: as above.
+            unsafe { self.chain_row(ix, stage, 0, private, round) };
+            return self.moe_alone(moe, team, worker, private);
         }
         if !stage.chain.is_empty() || tiles.is_some_and(|t| t.q8) {
             let view = tiles.filter(|t| t.q8).map(|t| self.q8.shaped(rows, t.x.rows.width));
@@ -209,7 +221,7 @@ impl Machine {
         ix: usize,
         stage: &Stage,
         row: usize,
-        private: Option<(*mut f32, usize)>,
+        private: Private,
         round: &Round<'_>,
     ) {
         // SAFETY: the caller's word; widths are those of the values.
@@ -347,239 +359,6 @@ impl Machine {
         }
     }
 
-    /// Head norms, rotation, the write to the cache and attention.
-    fn heads(
-        &self,
-        wide: &Wide,
-        team: &Team<'_>,
-        round: &Round<'_>,
-        worker: &mut Worker,
-    ) -> Result<(), Poisoned> {
-        let Wide::Heads { rotate, write, look } = wide else { return Ok(()) };
-        let batch = round.batch;
-        let n = batch.rows.len();
-        // Without the cache there is no key head to go by: a row is one item.
-        let kv = write.as_ref().map(|w| w.kv).or(look.as_ref().map(|l| l.kv));
-        let heads = kv.map_or(1, |kv| self.cache.pool(kv.group as usize).run.heads);
-        let prepare = |row: usize, head: usize| {
-            // SAFETY: this head of this row is this thread's alone until the barrier.
-            unsafe {
-                if let Some(rotate) = rotate {
-                    self.rotate(rotate, row, head, heads);
-                }
-                if let Some(write) = write {
-                    self.write(write, row, head, round);
-                }
-            }
-        };
-        let Some(look) = look else {
-            team.share(n * heads, |item| prepare(item / heads, item % heads));
-            return Ok(());
-        };
-        let share = look.heads / heads;
-        let single = batch.spans.len() == n && share <= QUERIES;
-        let longest = batch.rows.iter().map(|r| splits(r.pos as usize, look.window).len()).max();
-        if single && n * heads < 2 * team.threads && team.threads > 1 && longest > Some(2) {
-            if rotate.is_some() || write.is_some() {
-                team.share(n * heads, |item| prepare(item / heads, item % heads));
-                team.barrier()?;
-            }
-            return self.look_together(look, longest.unwrap_or(1), team, round, worker);
-        }
-        if single {
-            // One row for each sequence: whoever wrote a key head is the one to read it.
-            team.share(n * heads, |item| {
-                let (row, head) = (item / heads, item % heads);
-                prepare(row, head);
-                let span = &batch.spans[row];
-                self.look(look, span, 0..1, head, 0..share, round, worker);
-            });
-            return Ok(());
-        }
-        if rotate.is_some() || write.is_some() {
-            team.share(n * heads, |item| prepare(item / heads, item % heads));
-            team.barrier()?;
-        }
-        let per_call = share.min(QUERIES);
-        let calls = share.div_ceil(per_call);
-        let step = (QUERIES / per_call).max(1);
-        let blocks: usize = batch.spans.iter().map(|s| (s.rows as usize).div_ceil(step)).sum();
-        team.share(blocks * heads * calls, |item| {
-            let (head, call) = (item / calls % heads, item % calls);
-            // Last rows first: they see most keys, and the short ones fill the gaps.
-            let mut block = blocks - 1 - item / (calls * heads);
-            for span in &batch.spans {
-                let here = (span.rows as usize).div_ceil(step);
-                if block < here {
-                    let rows = block * step..((block + 1) * step).min(span.rows as usize);
-                    let of_group = call * per_call..((call + 1) * per_call).min(share);
-                    self.look(look, span, rows, head, of_group, round, worker);
-                    return;
-                }
-                block -= here;
-            }
-        });
-        Ok(())
-    }
-
-    /// Norms and rotates key head `head` of `heads` and its share of the query heads.
-    ///
-    /// # Safety
-    /// Nobody else touches these heads of this row meanwhile.
-    unsafe fn rotate(&self, r: &crate::compile::Rotate, row: usize, head: usize, heads: usize) {
-        for (x, out, norm) in [(r.q, r.q_out, &r.q_norm), (r.k, r.k_out, &r.k_norm)] {
-            let len = x.width / heads;
-            for at in (head * len..(head + 1) * len).step_by(r.dim) {
-                // SAFETY: `at` is the start of a head of this row.
-                unsafe {
-                    let (from, to) = (x.ptr(row).add(at), out.ptr(row).add(at));
-                    match norm {
-                        Some(w) => {
-                            let none = std::ptr::null();
-                            (self.ops.norm)(from, w.as_ptr(), none, r.eps, to, r.dim);
-                        }
-                        None => std::ptr::copy_nonoverlapping(from, to, r.dim),
-                    }
-                    if let Some((range, pairs)) = &r.angles {
-                        let head = std::slice::from_raw_parts_mut(to, r.dim);
-                        rows::rotate(head, &self.angles.row(row)[range.clone()], *pairs);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Stores one key head of a row.
-    ///
-    /// # Safety
-    /// Nobody else touches this head of this row's token meanwhile.
-    unsafe fn write(&self, w: &Write, row: usize, head: usize, round: &Round<'_>) {
-        let at = round.batch.rows[row];
-        let table = round.step[at.seq as usize].tables[w.kv.group as usize];
-        let pool = self.cache.pool(w.kv.group as usize);
-        let pos = at.pos as usize;
-        let place = (table[pos / BLOCK], w.kv.layer as usize, head, pos % BLOCK);
-        let run = pool.run;
-        // SAFETY: the caller's word; the row holds all heads.
-        unsafe {
-            let k = &w.k.row(row)[head * run.k_width..][..run.k_width];
-            let v = &w.v.row(row)[head * run.v_width..][..run.v_width];
-            pool.write(self.ops, place, k, v);
-        }
-    }
-
-    /// Attention of few long rows: threads share the splits of every key head, then its merges.
-    fn look_together(
-        &self,
-        l: &Look,
-        longest: usize,
-        team: &Team<'_>,
-        round: &Round<'_>,
-        worker: &mut Worker,
-    ) -> Result<(), Poisoned> {
-        let run = self.cache.pool(l.kv.group as usize).run;
-        let (heads, share) = (run.heads, l.heads / run.heads);
-        let len = part_len(run.v_stride);
-        let stride = self.parts.splits * len;
-        let n = round.batch.spans.len();
-        let parts = |row: usize, head: usize| {
-            let at = (row * l.heads + head * share) * stride;
-            debug_assert!(4 * (at + share * stride) <= self.parts.memory.len());
-            self.parts.memory.as_ptr().cast::<f32>().wrapping_add(at)
-        };
-        team.share(n * heads * longest, |item| {
-            let (row, head, split) =
-                (item / longest / heads, item / longest % heads, item % longest);
-            let span = &round.batch.spans[row];
-            let all = splits(span.pos as usize, l.window);
-            if split < all.len() {
-                self.call(l, span, 0..1, head, 0..share, round, |call| {
-                    let to = parts(row, head).wrapping_add(split * len);
-                    // SAFETY: as for a whole call; these parts are this thread's alone.
-                    unsafe {
-                        let scratch = &mut worker.scratch;
-                        (self.ops.attend_part)(call, scratch, all.start + split, to, stride);
-                    }
-                });
-            }
-        });
-        team.barrier()?;
-        team.share(n * heads, |item| {
-            let (row, head) = (item / heads, item % heads);
-            let span = &round.batch.spans[row];
-            self.call(l, span, 0..1, head, 0..share, round, |call| {
-                let from = parts(row, head).cast_const();
-                // SAFETY: all parts were complete before the barrier.
-                unsafe { (self.ops.attend_merge)(call, &mut worker.scratch, from, stride) }
-            });
-        });
-        Ok(())
-    }
-
-    /// Attention of some rows of a span for some query heads of a key head.
-    #[expect(clippy::too_many_arguments, reason = "the coordinates of one item")]
-    fn look(
-        &self,
-        l: &Look,
-        span: &Span,
-        rows: std::ops::Range<usize>,
-        head: usize,
-        of_group: std::ops::Range<usize>,
-        round: &Round<'_>,
-        worker: &mut Worker,
-    ) {
-        self.call(l, span, rows, head, of_group, round, |call| {
-            // SAFETY: the tier was checked when the machine was made; keys up to these rows were
-            // written before the last barrier or by this thread; these heads of `out` are this
-            // thread's alone.
-            unsafe { (self.ops.attend)(call, &mut worker.scratch) }
-        });
-    }
-
-    /// Puts a call of attention together.
-    #[expect(clippy::too_many_arguments, reason = "the coordinates of one item")]
-    fn call(
-        &self,
-        l: &Look,
-        span: &Span,
-        rows: std::ops::Range<usize>,
-        head: usize,
-        of_group: std::ops::Range<usize>,
-        round: &Round<'_>,
-        go: impl FnOnce(&Attend<'_>),
-    ) {
-        let pool = self.cache.pool(l.kv.group as usize);
-        let run = pool.run;
-        let table = round.step[span.seq as usize].tables[l.kv.group as usize];
-        let layer = l.kv.layer as usize;
-        let block = |i: usize| {
-            let (k, v) = pool.run(table[i], layer, head);
-            (k.cast_const(), v.cast_const())
-        };
-        let first = head * (l.heads / run.heads) + of_group.start;
-        let row = span.start as usize + rows.start;
-        let sinks = l.sinks.as_ref().map_or(&[][..], |s| &s[first..first + of_group.len()]);
-        let call = Attend {
-            q: l.q.ptr(row).wrapping_add(first * run.k_width),
-            q_stride: l.q.width,
-            out: l.out.ptr(row).wrapping_add(first * run.v_width),
-            out_stride: l.out.width,
-            rows: rows.len(),
-            heads: of_group.len(),
-            pos: span.pos as usize + rows.start,
-            window: l.window,
-            k_width: run.k_width,
-            v_width: run.v_width,
-            v_stride: run.v_stride,
-            scale: l.scale,
-            cap: l.cap,
-            sinks,
-            cell: run.cell,
-            block: &block,
-        };
-        go(&call);
-    }
-
     /// Convolution: channels are independent, rows of a sequence follow each other.
     fn conv(&self, c: &Conv, team: &Team<'_>, round: &Round<'_>) {
         let width = c.out.width;
@@ -622,7 +401,7 @@ unsafe fn add_residual(
 }
 
 /// Where a value's row is: in the thread's own slot or in the shared buffer.
-fn at(wire: Wire, row: usize, private: Option<(*mut f32, usize)>) -> *mut f32 {
+pub(crate) fn at(wire: Wire, row: usize, private: Private) -> *mut f32 {
     match (wire.slot, private) {
         (Some(slot), Some((base, width))) => base.wrapping_add(slot * width),
         _ => wire.rows.ptr(row),
@@ -633,7 +412,7 @@ fn at(wire: Wire, row: usize, private: Option<(*mut f32, usize)>) -> *mut f32 {
 ///
 /// # Safety
 /// Nobody else touches the row meanwhile.
-unsafe fn slice<'a>(wire: Wire, row: usize, private: Option<(*mut f32, usize)>) -> &'a mut [f32] {
+unsafe fn slice<'a>(wire: Wire, row: usize, private: Private) -> &'a mut [f32] {
     // SAFETY: the caller's word.
     unsafe { std::slice::from_raw_parts_mut(at(wire, row, private), wire.rows.width) }
 }

@@ -26,7 +26,7 @@ impl Lanes for Neon {
     }
     #[inline(always)]
     unsafe fn load(at: *const f32) -> Neon {
-        unsafe { each!(|i| vld1q_f32(at.add(4 * i))) }
+        unsafe { each!(|i: usize| vld1q_f32(at.add(4 * i))) }
     }
     #[inline(always)]
     unsafe fn store(self, at: *mut f32) {
@@ -83,7 +83,7 @@ impl Lanes for Neon {
     }
     #[inline(always)]
     unsafe fn load_f16(at: *const u16) -> Neon {
-        unsafe { each!(|i| widen(vld1_u16(at.add(4 * i)))) }
+        unsafe { each!(|i: usize| widen(vld1_u16(at.add(4 * i)))) }
     }
     #[inline(always)]
     unsafe fn store_f16(self, at: *mut u16) {

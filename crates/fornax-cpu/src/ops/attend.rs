@@ -449,9 +449,7 @@ unsafe fn values<L: Lanes, E: Elements>(
                     values_some::<L, E, 4, 4>(a, s, keys, m, w)
                 } else if L::REGISTERS >= 16 && wide == 4 && left >= 2 {
                     values_some::<L, E, 2, 4>(a, s, keys, m, w)
-                } else if L::REGISTERS >= 16 && wide >= 2 && left >= 4 {
-                    values_wide::<L, E, 4>(a, s, keys, m, w, wide)
-                } else if L::REGISTERS >= 4 && L::REGISTERS < 16 && left >= 4 {
+                } else if L::REGISTERS >= 4 && left >= 4 {
                     values_wide::<L, E, 4>(a, s, keys, m, w, wide)
                 } else if L::REGISTERS >= 4 && wide == 4 {
                     values_some::<L, E, 1, 4>(a, s, keys, m, w)

@@ -2,5 +2,6 @@
 #![allow(clippy::unwrap_used, reason = "a test stops where it fails")]
 
 mod conformance;
+mod heads;
 mod invariance;
 mod program;
