@@ -271,3 +271,71 @@ pub(crate) fn greedy(s: &SampleParams) -> bool {
         s.repeat_penalty != 1.0 || s.frequency_penalty != 0.0 || s.presence_penalty != 0.0;
     s.temperature == 0.0 && (s.penalty_window == 0 || !penalises)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fornax_gguf::TensorType;
+    use fornax_plan::conformance;
+    use fornax_plan::{BlockId, KvType};
+
+    const LIMITS: Limits =
+        Limits { slots: 3, rows: 8, wanted: 8, kv_blocks: 4, kv_type: KvType::F32, act: None };
+
+    /// Lays out one step of a prompt of two tokens in slot 2 and a continuation in slot 0.
+    fn laid(last: Last, sample: Option<SampleParams>, stop: &[u32]) -> Result<(Feed, Shape)> {
+        let plan = conformance::proof(TensorType::F32).plan;
+        let shape = Shape::new(&plan, &LIMITS);
+        let mut feed = Feed::new(&shape, &LIMITS);
+        let blocks = [BlockId(3), BlockId(1)];
+        let tables: [&[BlockId]; 1] = [&blocks];
+        let (first, second) = ([(1..2, Want::Token { logprob: true })], [(0..1, Want::Logits)]);
+        let prompt = SeqStep {
+            slot: SlotId(2),
+            tokens: Tokens::Host(&[7, 8]),
+            pos: 0,
+            tables: &tables,
+            wants: &first,
+            sample,
+            max_new: 4,
+            stop,
+        };
+        let tokens = Tokens::Last { draft: &[] };
+        let (slot, max_new) = (SlotId(0), 1);
+        let more = SeqStep { slot, tokens, pos: 5, wants: &second, max_new, ..prompt.clone() };
+        feed.fill(&[prompt, more], &plan, &LIMITS, 32, &shape, 9, |_| last)?;
+        Ok((feed, shape))
+    }
+
+    #[test]
+    fn rows_wants_and_chains_lie_where_the_shape_says() {
+        let (feed, shape) = laid(Last::Device, None, &[5, 6]).unwrap();
+        let row = |at: usize| &feed.words[at * ROW..][..6];
+        assert_eq!(row(1), [8, 1, 0, 2, 1, 0]);
+        assert_eq!(row(2), [NONE, 5, 1, 0, 1, 0], "the token is on the device");
+        assert_eq!((shape.chain_base(), row(8)), (8, &[0, 0, 0, 2, 4, 1][..]));
+        assert_eq!((feed.rounds, &feed.chain[..]), (4, &[0][..]));
+        let wanted = &feed.words[shape.wanted()][..2 * WANTED];
+        assert_eq!(wanted, [1, TOKEN | LOGPROB | SETS_LAST, 8, 9, 2, 0, NONE, 9]);
+        assert_eq!(feed.words[shape.chain_wanted()][..WANTED], [0, 7, 8, 9]);
+        assert_eq!(feed.words[shape.stops()][..3], [2, 5, 6]);
+        assert_eq!(feed.words[shape.tables(0)][4..6], [3, 1], "the second sequence's table");
+    }
+
+    #[test]
+    fn a_step_that_draws_has_one_round_and_leaves_the_choice_to_the_host() {
+        let warm = SampleParams { temperature: 1.0, ..SampleParams::default() };
+        let (feed, shape) = laid(Last::Host(30), Some(warm), &[]).unwrap();
+        assert!(feed.on_host && feed.rounds == 1 && feed.chain.is_empty());
+        assert_eq!(feed.words[2 * ROW], 30, "a token that is here is uploaded");
+        assert_eq!(feed.words[shape.wanted()][..WANTED], [1, 0, NONE, 9]);
+    }
+
+    #[test]
+    fn what_has_no_room_is_refused_by_name() {
+        let e = laid(Last::Device, None, &[1; STOPS]).unwrap_err();
+        assert!(e.is_unsupported() && e.to_string().contains("16 stop tokens, at most 15"), "{e}");
+        let e = laid(Last::Nowhere, None, &[]).unwrap_err();
+        assert!(e.is_malformed() && e.to_string().contains("chosen no token"), "{e}");
+    }
+}

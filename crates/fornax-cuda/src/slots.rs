@@ -83,3 +83,48 @@ impl Slots {
         Ok(TokenOut { seq: 0, pos: pos + 1, token, logprob })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fornax_plan::KvType;
+
+    fn slots() -> Slots {
+        let kv_type = KvType::F16;
+        let limits = Limits { slots: 2, rows: 4, wanted: 4, kv_blocks: 4, kv_type, act: None };
+        Slots::new(&limits, 4, 100)
+    }
+
+    #[test]
+    fn penalties_see_the_tokens_up_to_the_row_and_no_further() {
+        let mut slots = slots();
+        let slot = SlotId(1);
+        for (pos, token) in [3, 2, 2].into_iter().enumerate() {
+            slots.note(slot, pos as u32, token);
+        }
+        let row = [1.0f32, 0.5, 2.0, 1.5].map(f32::to_bits);
+        let params = SampleParams { presence_penalty: 10.0, ..SampleParams::default() };
+        let at =
+            |slots: &mut Slots, pos| slots.choose(slot, pos, &row, Some(params), true).unwrap();
+        assert_eq!(at(&mut slots, 0).token, 2, "token 3 alone was there");
+        let chosen = at(&mut slots, 2);
+        assert_eq!((chosen.token, chosen.pos), (0, 3), "2 and 3 were there");
+        let z: f64 = [1.0f64, 0.5, 2.0, 1.5].iter().map(|v| v.exp()).sum();
+        assert!((f64::from(chosen.logprob) - (1.0 - z.ln())).abs() < 1e-6, "of the row as it came");
+        slots.note(slot, 1, 0);
+        assert_eq!(at(&mut slots, 2).token, 2, "what was behind position 1 is gone");
+    }
+
+    #[test]
+    fn a_token_is_here_only_when_no_step_under_way_chooses_another() {
+        let mut slots = slots();
+        let slot = SlotId(0);
+        assert_eq!(slots.last(slot), Last::Nowhere);
+        assert_eq!(slots.last(SlotId(9)), Last::Nowhere);
+        slots.leave_to_device(slot);
+        slots.chosen(slot, 0, 3, false);
+        assert_eq!(slots.last(slot), Last::Device);
+        slots.chosen(slot, 1, 2, true);
+        assert_eq!(slots.last(slot), Last::Host(2));
+    }
+}

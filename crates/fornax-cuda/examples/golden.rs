@@ -1,0 +1,162 @@
+//! The test models on the GPU: logits and greedy tokens against those of an independent
+//! implementation, for every family whose plan the device takes. The first argument names the
+//! folder of models (`testdata/models` where there is none). Prints `N passed,
+//! N refused, N failed`.
+
+#![allow(clippy::print_stdout, reason = "the report is the output")]
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use fornax_cuda::CudaDevice;
+use fornax_engine::arch;
+use fornax_gguf::Gguf;
+use fornax_plan::{
+    BlockId, Device, KvType, Limits, Plan, SeqStep, SlotId, StepOutput, TokenId, Tokens, Want,
+};
+use serde_json::Value;
+
+/// Largest difference of a logit, as a share of one plus the largest expected one: f32 sums in
+/// another order were 1.4e-6 apart at most on an H200.
+const LOGITS: f32 = 1e-5;
+
+fn ints(v: &Value) -> Vec<u32> {
+    v.as_array().into_iter().flatten().filter_map(|x| Some(x.as_u64()? as u32)).collect()
+}
+
+fn floats(v: &Value) -> Vec<f32> {
+    v.as_array().into_iter().flatten().filter_map(|x| Some(x.as_f64()? as f32)).collect()
+}
+
+/// Runs one prompt; the worst difference of its logits and of how many greedy tokens agreed.
+fn prompt(device: &dyn Device, plan: &Plan, p: &Value) -> Result<(f32, usize), String> {
+    let told = |e: fornax_plan::Error| e.to_string();
+    let tokens: Vec<TokenId> = ints(&p["tokens"]);
+    let n = tokens.len() as u32;
+    let greedy = ints(&p["greedy"]["tokens"]);
+    let (gaps, positions) = (floats(&p["greedy"]["top2_gap"]), ints(&p["logits_positions"]));
+    let more = greedy.len() as u32;
+    let blocks = (n + more).div_ceil(device.info().kv_block) + 1;
+    let limits = Limits {
+        slots: 1,
+        rows: n,
+        wanted: n,
+        kv_blocks: blocks,
+        kv_type: KvType::F32,
+        act: Some(device.info().act),
+    };
+    let mut program = device.prepare(plan, &limits).map_err(told)?;
+    let table: Vec<BlockId> = (0..blocks).rev().map(BlockId).collect();
+    let tables = vec![&table[..]; plan.kv.len()];
+    let every = [(0..n, Want::Logits)];
+    let last = [(n - 1..n, Want::Token { logprob: false })];
+    let step = SeqStep {
+        slot: SlotId(0),
+        tokens: Tokens::Host(&tokens),
+        pos: 0,
+        tables: &tables,
+        wants: &every,
+        sample: None,
+        max_new: 1,
+        stop: &[],
+    };
+    let mut out = StepOutput::default();
+    let ticket = program.submit(std::slice::from_ref(&step)).map_err(told)?;
+    program.wait(ticket, &mut out).map_err(told)?;
+    let vocab = plan.hyper.vocab as usize;
+    let mut worst = 0.0f32;
+    for (pos, want) in positions.iter().zip(p["logits"].as_array().into_iter().flatten()) {
+        let (want, have) = (floats(want), &out.logits[*pos as usize * vocab..][..vocab]);
+        let scale = 1.0 + want.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+        for (w, h) in want.iter().zip(have) {
+            let off = (w - h).abs() / scale;
+            worst = if off.is_nan() { f32::INFINITY } else { worst.max(off) };
+        }
+    }
+    let step = SeqStep { wants: &last, max_new: more, ..step };
+    let ticket = program.submit(&[step]).map_err(told)?;
+    program.wait(ticket, &mut out).map_err(told)?;
+    for (at, (have, want)) in out.tokens.iter().zip(&greedy).enumerate() {
+        if have.token != *want {
+            let (have, gap) = (have.token, gaps[at]);
+            // Where the two best are this close, either is right and all after it differs.
+            if gap < 10.0 * LOGITS {
+                return Ok((worst, at));
+            }
+            return Err(format!("greedy token {at} is {have}, expected {want}, gap {gap}"));
+        }
+    }
+    Ok((worst, out.tokens.len()))
+}
+
+enum Outcome {
+    Agreed(String),
+    Refused(String),
+}
+
+fn model(device: &dyn Device, folder: &Path) -> Result<Outcome, String> {
+    let gguf = Gguf::open(&folder.join("model.gguf")).map_err(|e| e.to_string())?;
+    let plan = arch::plan(&gguf).map_err(|e| e.to_string())?;
+    let limits = Limits {
+        slots: 1,
+        rows: 1,
+        wanted: 1,
+        kv_blocks: 1,
+        kv_type: KvType::F32,
+        act: Some(device.info().act),
+    };
+    if let Some(r) = device.supports(&plan, &limits).first() {
+        return Ok(Outcome::Refused(format!("{}: {}", r.what, r.why)));
+    }
+    let text = std::fs::read_to_string(folder.join("expected.json")).map_err(|e| e.to_string())?;
+    let json: Value = serde_json::from_str(&text).map_err(|e| e.to_string())?;
+    let (mut worst, mut tokens, mut prompts) = (0.0f32, 0, 0);
+    for p in json["prompts"].as_array().into_iter().flatten() {
+        let (off, same) = prompt(device, &plan, p)?;
+        (worst, tokens, prompts) = (worst.max(off), tokens + same, prompts + 1);
+    }
+    if prompts == 0 {
+        return Err("no prompts".into());
+    }
+    if worst > LOGITS {
+        return Err(format!("logits off by {worst:.1e}, expected within {LOGITS}"));
+    }
+    let told = format!("{prompts} prompts, logits within {worst:.1e}, {tokens} greedy tokens");
+    Ok(Outcome::Agreed(told))
+}
+
+fn main() -> ExitCode {
+    let folder = std::env::args().nth(1).unwrap_or_else(|| "testdata/models".into());
+    let device = match CudaDevice::open(0) {
+        Ok(device) => device,
+        Err(e) => {
+            println!("{e}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let entries = std::fs::read_dir(&folder);
+    let mut models: Vec<PathBuf> =
+        entries.into_iter().flatten().flatten().map(|e| e.path()).collect();
+    models.retain(|m| m.join("model.gguf").exists());
+    models.sort();
+    let (mut passed, mut refused, mut failed) = (0, 0, u32::from(models.is_empty()));
+    for path in &models {
+        let name = path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
+        match model(&device, path) {
+            Ok(Outcome::Agreed(told)) => {
+                passed += 1;
+                println!("ok    {name}: {told}");
+            }
+            Ok(Outcome::Refused(why)) => {
+                refused += 1;
+                println!("      {name} refused: {why}");
+            }
+            Err(why) => {
+                failed += 1;
+                println!("FAIL  {name}: {why}");
+            }
+        }
+    }
+    println!("{passed} passed, {refused} refused, {failed} failed");
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
