@@ -34,7 +34,9 @@ static inline Clash touch(Cell &c, Kind kind, Memory memory) {
       if (atomic && thread_of(c[r]) == ATOMIC) continue;
       if (const int how = unordered(c[r], memory)) return {how, c[r], false};
     }
-    c[WRITE] = mine;
+    // An atomic store after the same thread's plain one leaves that for others to clash with.
+    const bool hides = atomic && thread_of(c[WRITE]) == G.current && stamp_of(c[WRITE]) >= G.synced[memory];
+    if (!hides) c[WRITE] = mine;
     return {0, 0, false};
   }
   int spare = 0;

@@ -86,7 +86,7 @@ static void describe_waiting(char *out, size_t room) {
   for (unsigned i = 0; i < G.threads; i++) {
     const Simd &s = G.simd[i / WIDTH];
     const Fiber &f = G.fiber[i];
-    if (s.done >> (i % WIDTH) & 1) continue;
+    if (s.done >> (i % WIDTH) & 1 || (s.ready >> (i % WIDTH) & 1) || !f.waits) continue;
     unsigned k = 0;
     while (k < n && !(where[k].line == f.line && !std::strcmp(where[k].name, f.waits))) k++;
     if (k == n && n < 8) where[n++] = {f.waits, f.file, f.line, 0, i};
@@ -102,7 +102,7 @@ static void describe_waiting(char *out, size_t room) {
   describe_waiting(text, sizeof text);
   const Fiber *first = nullptr;
   for (unsigned i = 0; i < G.threads && !first; i++)
-    if (!(G.simd[i / WIDTH].done >> (i % WIDTH) & 1)) first = &G.fiber[i];
+    if (!((G.simd[i / WIDTH].done | G.simd[i / WIDTH].ready) >> (i % WIDTH) & 1)) first = &G.fiber[i];
   fault(DIVERGENT, -1, 0, 0, false, nullptr, first ? first->file : nullptr, first ? first->line : 0, "not all threads reach it: %s", text);
 }
 
@@ -226,6 +226,7 @@ static bool reserve() {
 
 static void prepare_fiber(unsigned i) {
   Fiber &f = G.fiber[i];
+  f.waits = nullptr;
   // Tops at different offsets, or all stacks would compete for the same lines of the cache.
   char *top = stack_of(i) + STACK - 64 - (i % 64) * 192;
 #if defined(__x86_64__)

@@ -113,13 +113,15 @@ impl Compiler {
     /// # Errors
     /// `is_compile` with the compiler's words, lines being those of the kernel source.
     pub(crate) fn kernels(&self, source: &str, checked: bool) -> Result<PathBuf, Error> {
-        let mut flags = vec!["-O2", "-g1", "-fno-exceptions", "-fno-rtti", "-fno-strict-aliasing"];
+        let mut flags =
+            vec!["-O2", "-g1", "-gdwarf-4", "-fno-exceptions", "-fno-rtti", "-fno-strict-aliasing"];
         flags.extend(["-ffp-contract=off", "-fsigned-char", "-fno-stack-protector"]);
-        flags.extend(["-fno-threadsafe-statics"]);
+        // Calls that return nowhere, and functions that are one, have no line of their own.
+        flags.extend(["-fno-threadsafe-statics", "-fno-optimize-sibling-calls"]);
         if self.clang {
             flags.extend(["-Xclang", "-ffloat16-excess-precision=none", "-ferror-limit=20"]);
         } else {
-            flags.extend(["-fmax-errors=20"]);
+            flags.extend(["-fmax-errors=20", "-fno-ipa-icf"]);
         }
         #[cfg(target_arch = "x86_64")]
         if std::is_x86_feature_detected!("f16c") && std::is_x86_feature_detected!("fma") {

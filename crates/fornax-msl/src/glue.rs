@@ -26,7 +26,7 @@ pub(crate) fn complete(p: &Prepared) -> Result<String, Error> {
     for (n, k) in p.kernels.iter().enumerate() {
         writeln!(
             out,
-            "    msl::Entry<&{}>::kernel(\"{}\", args{n}, {}, uint32_t({})),",
+            "    msl::Entry<&::{}>::kernel(\"{}\", args{n}, {}, uint32_t({})),",
             k.function,
             k.host_name,
             k.parameters.len(),

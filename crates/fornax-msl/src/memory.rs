@@ -9,8 +9,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::Error;
 
-/// Unmapped addresses on each side of a window: an index that is wrong by less meets nothing else.
-const GAP: usize = 1 << 30;
+/// Unmapped addresses before and after a buffer: an index that is wrong by less meets nothing else. A 32-bit index of words
+/// reaches 16 GiB.
+const BEFORE: usize = 4 << 30;
+const AFTER: usize = 16 << 30;
 const PAGE: usize = 16 << 10;
 
 /// Counts resets of the clock that stamps accesses; stamps of an earlier count mean nothing.
@@ -113,9 +115,9 @@ impl Inner {
 
     fn open_window(&self) -> Result<Window, Error> {
         let span = self.len.next_multiple_of(PAGE) + 2 * PAGE;
-        let len = span + 2 * GAP;
+        let len = span + BEFORE + AFTER;
         let start = reserve(len)?;
-        let middle = start + GAP;
+        let middle = start + BEFORE;
         match &self.backing {
             Backing::File(fd) => {
                 let (rights, flags) =

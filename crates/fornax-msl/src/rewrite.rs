@@ -115,9 +115,7 @@ impl<'t, 'a> Rewriter<'t, 'a> {
         let start = matches!(before, ";" | "{" | "}");
         match t.text {
             "threadgroup" if start && !function.is_empty() => {
-                if let Some(next) = self.threadgroup(i)? {
-                    return Ok(next);
-                }
+                return Ok(self.threadgroup(i)?.unwrap_or(i + 1));
             }
             "threadgroup_barrier" | "simdgroup_barrier" if self.follows(i, "(").is_some() => {
                 let open = self.follows(i, "(").unwrap_or(i);
