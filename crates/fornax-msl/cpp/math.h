@@ -2,6 +2,8 @@
 #pragma once
 #include "vec.h"
 
+#define METAL_FUNC inline __attribute__((always_inline))
+#define METAL_CONST const
 #define INFINITY __builtin_inff()
 #define NAN __builtin_nanf("")
 #define MAXFLOAT __FLT_MAX__

@@ -72,7 +72,18 @@ MSL_MOVE(simd_shuffle_down, int(msl::msl_lane()) + k) MSL_MOVE(simd_shuffle_up, 
 MSL_MOVE(simd_shuffle_rotate_down, (int(msl::msl_lane()) + k) & 31) MSL_MOVE(simd_shuffle_rotate_up, (int(msl::msl_lane()) - k) & 31)
 #undef MSL_MOVE
 template <class T> inline T simd_broadcast_first(T v, At at = At::here()) { MSL_SIMD_TYPE; return lane_value<T>("simd_broadcast_first", v, at, 0); }
-template <class T> inline T simd_shuffle_and_fill_down(T v, T fill, ushort k, At at = At::here()) { MSL_SIMD_TYPE; const T r = lane_value<T>("simd_shuffle_and_fill_down", v, at, int(msl::msl_lane()) + k); return msl::msl_lane() + k < 32 ? r : lane_value<T>("simd_shuffle_and_fill_down", fill, at, (int(msl::msl_lane()) + k) & 31); }
+template <class T> inline T simd_shuffle_and_fill_down(T v, T fill, ushort k, At at = At::here()) {
+  MSL_SIMD_TYPE;
+  const int from = int(msl::msl_lane()) + k;
+  const T near = lane_value<T>("simd_shuffle_and_fill_down", v, at, from), far = lane_value<T>("simd_shuffle_and_fill_down", fill, at, from & 31);
+  return from < 32 ? near : far;
+}
+template <class T> inline T simd_shuffle_and_fill_up(T v, T fill, ushort k, At at = At::here()) {
+  MSL_SIMD_TYPE;
+  const int from = int(msl::msl_lane()) - k;
+  const T near = lane_value<T>("simd_shuffle_and_fill_up", v, at, from), far = lane_value<T>("simd_shuffle_and_fill_up", fill, at, from & 31);
+  return from >= 0 ? near : far;
+}
 
 struct simd_vote {
   using vote_t = ulong;

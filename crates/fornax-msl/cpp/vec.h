@@ -69,7 +69,16 @@ template <class T, int N, int... I> struct swizzled {
 #undef MSL_OP
 };
 
+// clang checks the alignment of what a copy constructor of a class's own is bound to, but not that of a plain copy.
+#ifdef __clang__
+#define MSL_COPY                                                                       \
+  vec(const vec &o) { __builtin_memcpy((void *)this, (const void *)&o, sizeof o); }    \
+  vec &operator=(const vec &o) { __builtin_memcpy((void *)this, (const void *)&o, sizeof o); return *this; }
+#else
+#define MSL_COPY
+#endif
 #define MSL_BODY(N)                                                                                                          \
+  MSL_COPY                                                                                                                   \
   vec() = default;                                                                                                           \
   template <class U, class = std::enable_if_t<is_scalar<U>>> vec(U s) { for (int i = 0; i < N; i++) d[i] = T(s); }           \
   template <class U, class = std::enable_if_t<!std::is_same_v<U, T>>> explicit vec(const vec<U, N> &o) { for (int i = 0; i < N; i++) d[i] = T(o.d[i]); } \

@@ -1,12 +1,13 @@
 //! Finds a C++ compiler and turns kernel source into shared libraries, each kept under the hash of all that it is made of. It
 //! knows no kernel.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use sha2::{Digest as _, Sha256};
 
@@ -53,6 +54,7 @@ pub(crate) struct Compiler {
 }
 
 static FOUND: OnceLock<Result<Compiler, String>> = OnceLock::new();
+static BUILDING: Mutex<BTreeMap<String, Arc<Mutex<()>>>> = Mutex::new(BTreeMap::new());
 static TEMPORARY: AtomicU64 = AtomicU64::new(0);
 
 impl Compiler {
@@ -150,6 +152,15 @@ impl Compiler {
         hash.update(own_hash().as_bytes());
         let name = format!("{kind}-{}", hex(&hash.finalize()[..12]));
         let done = self.folder.join(format!("{name}.so"));
+        // Threads that want the same library wait for the first to build it.
+        let turn = Arc::clone(
+            BUILDING
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .entry(name.clone())
+                .or_default(),
+        );
+        let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
         if done.exists() {
             return Ok(done);
         }
