@@ -131,6 +131,7 @@ macro_rules! by_layout {
             Layout::Q5_1 => $quantised::<$($first,)? format::Q5_1>($($arg),*),
             Layout::Mxfp4 => $quantised::<$($first,)? format::Mxfp4>($($arg),*),
             Layout::Iq4Nl => $quantised::<$($first,)? format::Iq4Nl>($($arg),*),
+            Layout::Iq4Xs => $quantised::<$($first,)? format::Iq4Xs>($($arg),*),
             Layout::Q4K => $quantised::<$($first,)? format::Q4K>($($arg),*),
             Layout::Q5K => $quantised::<$($first,)? format::Q5K>($($arg),*),
             Layout::Q6K => $quantised::<$($first,)? format::Q6K>($($arg),*),

@@ -15,6 +15,7 @@
 //! Q5_1    2       d:f16[2][16] m:f16[2][16]                   as Q5_0
 //! MXFP4   4       e:u8[4][16]                                 as Q4_0, through a table
 //! IQ4_NL  2       d:f16[2][16]                                as Q4_0, through a table
+//! IQ4_XS  8       d:f16[16] pad[32] sc:i8[8][16]              as Q4_0, through a table
 //! Q4_K    8       d:f16[16] dmin:f16[16] sc:u8[8][16] m:u8[8][16]   as Q4_0
 //! Q5_K    8       as Q4_K                                     as Q5_0
 //! Q6_K    8       d:f16[16] pad[32] sc:i8[16][16]             as Q4_0, then 2 × 64 B: bits 2t of vector j/4, t = j % 4
@@ -114,6 +115,8 @@ formats! {
     Mxfp4: signed false, bias 12, max 24;
     /// 4 bits into a table, and a scale.
     Iq4Nl: signed true, bias 0, max 127;
+    /// 4 bits into a table, 6-bit scales of 32 weights.
+    Iq4Xs: signed true, bias 0, max 127;
     /// 4 bits, 6-bit scales and minima.
     Q4K: signed false, bias 0, max 15;
     /// 5 bits, 6-bit scales and minima.
@@ -272,6 +275,12 @@ impl_format!(Mxfp4 { const UNIT: usize = 4; const HEAD: usize = 64; const PLANES
 
 impl_format!(Iq4Nl { const UNIT: usize = 2; const HEAD: usize = 64; const PLANES: usize = 256; }
 |planes, head, at, S| looked_up::<S>(planes, &IQ4), halves::<S>(head, at, false));
+
+impl_format!(Iq4Xs { const UNIT: usize = 8; const HEAD: usize = 192; const PLANES: usize = 256; }
+|planes, head, at, S| looked_up::<S>(planes, &IQ4), {
+    let d = S::mul(S::from_f16(head), S::from_i8(head.add(64 + at * 16)));
+    ([d, d], S::zero())
+});
 
 impl_format!(Q4K {
     const UNIT: usize = 8; const HEAD: usize = 320; const PLANES: usize = 256;

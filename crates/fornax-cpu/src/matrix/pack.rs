@@ -133,6 +133,20 @@ pub(super) unsafe fn mxfp4(to: &Place, bytes: &[u8]) {
     }
 }
 
+pub(super) unsafe fn iq4_xs(to: &Place, bytes: &[u8]) {
+    // SAFETY: the caller's word.
+    unsafe {
+        to.head(0, part::<2>(bytes, 0));
+        let high = u16::from_le_bytes(part(bytes, 2));
+        for at in 0..8 {
+            let low = bytes[4 + at / 2] >> (at % 2 * 4) & 15;
+            let scale = low | ((high >> (2 * at) & 3) as u8) << 4;
+            to.head(64 + at * TILE, [scale.wrapping_sub(32)]);
+            to.nibbles(at, &part(bytes, 8 + 16 * at));
+        }
+    }
+}
+
 /// The sixteen bytes of sub-block `at` of the nibbles of Q4_K and Q5_K, weights `i` and `i + 16`
 /// in one byte; the file keeps sub-blocks 2c and 2c + 1 in the two halves of 32 bytes.
 #[inline]

@@ -17,6 +17,7 @@ const TILED: &[TensorType] = &[
     TensorType::Q5_1,
     TensorType::MXFP4,
     TensorType::IQ4_NL,
+    TensorType::IQ4_XS,
     TensorType::Q4_K,
     TensorType::Q5_K,
     TensorType::Q6_K,
@@ -321,6 +322,54 @@ fn quantising_is_that_of_the_plan_on_every_tier() {
             assert!(have.sx == d * sum as f32 || have.sx.is_nan() && d.is_nan());
             assert_eq!((have.lift, have.lift_first), (-128 * sum, -128 * first));
         }
+    }
+}
+
+/// Sums of 16 bits must hold the largest weights times the largest activations.
+#[test]
+fn extreme_integers_do_not_overflow() {
+    for &ty in TILED.iter().filter(|ty| ty.block_len() > 1) {
+        let cols = ty.block_len().max(64);
+        for fill in [0x00u8, 0x7F, 0x80, 0xFF, 0x0F, 0xF0] {
+            let dice = &mut Dice(17);
+            let mut bytes = bytes_of(ty, 16 * cols, dice);
+            // The planes of integers alone: scales stay as they are.
+            let planes = match ty {
+                TensorType::Q4_K | TensorType::Q5_K => 16..ty.block_bytes(),
+                TensorType::Q6_K => 0..192,
+                TensorType::IQ4_XS => 8..136,
+                TensorType::Q4_1 | TensorType::Q5_1 => 4..ty.block_bytes(),
+                TensorType::MXFP4 => 1..17,
+                _ => 2..ty.block_bytes(),
+            };
+            for block in bytes.chunks_mut(ty.block_bytes()) {
+                block[planes.clone()].fill(fill);
+            }
+            let (name, data) = (ty.to_string(), Arc::new(Mapping::from_vec(bytes)));
+            let cols = cols as u32;
+            let w = WeightRef { name, ty, cols, rows: 16, experts: 1, data, offset: 0 };
+            let matrix = Matrix::pack(&w, 1).unwrap();
+            let rising = |ix: u32| if ix % 3 == 0 { 1.0 } else { -1.0 };
+            for sign in [1.0f32, -1.0] {
+                let mut x: Vec<f32> = (0..2 * cols).map(|_| sign).collect();
+                x.extend((0..cols).map(|ix| sign * rising(ix)));
+                let want = bits(&product(&matrix, Isa::Scalar, 0, &x));
+                for isa in Isa::available() {
+                    let have = bits(&product(&matrix, isa, 0, &x));
+                    assert!(have == want, "{ty} of {fill:02x} on {isa}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn tiles_are_no_larger_than_the_file_by_more_than_three_per_cent() {
+    for &ty in TILED {
+        let w = weight(ty, 1, 64, 2048, &mut Dice(19));
+        let matrix = Matrix::pack(&w, 1).unwrap();
+        let (have, file) = (matrix.bytes(), w.len_bytes());
+        assert!(have * 100 <= file * 103, "{ty}: {have} bytes for {file}");
     }
 }
 
