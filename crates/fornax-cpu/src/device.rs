@@ -7,6 +7,7 @@ use fornax_plan::{
     ActMode, Device, DeviceInfo, Error, KvGroup, KvType, Limits, Op, Plan, Program, Refusal, Result,
 };
 
+use crate::check::check;
 use crate::isa::Isa;
 use crate::matrix;
 use crate::ops::BLOCK;
@@ -132,6 +133,7 @@ impl Device for CpuDevice {
 
     fn prepare(&self, plan: &Plan, limits: &Limits) -> Result<Box<dyn Program>> {
         plan.validate()?;
+        check(plan)?;
         if let Some(r) = self.supports(plan, limits).first() {
             return Err(Error::unsupported(format!("cpu: {}: {}; {}", r.what, r.why, r.help)));
         }

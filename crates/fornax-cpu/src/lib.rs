@@ -8,6 +8,7 @@
 //! The numbers of a row depend on that row alone: not on the tier, the number of threads, the
 //! rows beside it or how its sequence was cut into steps.
 
+mod check;
 mod compile;
 mod device;
 mod heads;

@@ -1,9 +1,11 @@
 //! What a row computes depends on its own sequence alone: random ragged schedules, chunkings,
 //! tiers, thread counts and KV types of one model, bit for bit.
 
+use std::collections::BTreeMap;
+
 use fornax_cpu::{CpuDevice, CpuOptions, Isa};
 use fornax_gguf::TensorType;
-use fornax_plan::conformance::proof_plan;
+use fornax_plan::conformance::{Case, Seq, cases, limits_for, proof_plan, run as run_case};
 use fornax_plan::{
     BlockId, Device, KvType, Limits, Plan, Program, SeqStep, SlotId, StepOutput, TokenId, Tokens,
     Want,
@@ -195,4 +197,58 @@ fn long_rows_are_split_over_threads_without_a_trace() {
             assert_eq!(want, long_chain(&plan, isa, threads, 40), "{isa}, {threads} threads");
         }
     }
+}
+
+/// The hidden rows of a case, by slot and position, as bits.
+fn hidden_rows(device: &CpuDevice, case: &Case) -> BTreeMap<(usize, u32, u32), Vec<u32>> {
+    let limits = limits_for(case, device);
+    let outs = run_case(device, case, &limits, 1).unwrap();
+    let mut all = BTreeMap::new();
+    let mut times = BTreeMap::new();
+    for (step, out) in case.steps.iter().zip(&outs) {
+        let width = out.hidden.len() / out.hidden_rows.len().max(1);
+        for (row, at) in out.hidden.chunks(width.max(1)).zip(&out.hidden_rows) {
+            // A sequence may start over: the same position is then seen again.
+            let slot = step[at.seq as usize].slot;
+            let time = times.entry((slot, at.pos)).or_insert(0);
+            *time += 1;
+            all.insert((*time, slot, at.pos), row.iter().map(|v| v.to_bits()).collect());
+        }
+    }
+    all
+}
+
+#[test]
+fn every_op_computes_a_row_alone_as_it_does_in_company() {
+    let mut seen = 0;
+    for case in cases() {
+        let plain = |s: &Seq| {
+            s.max_new == 1 && !s.tokens.is_empty() && s.wants.iter().all(|w| w.1 == Want::Hidden)
+        };
+        if !case.steps.iter().flatten().all(plain) {
+            continue;
+        }
+        seen += 1;
+        // Every token in a step of its own.
+        let mut split = case.clone();
+        split.steps = Vec::new();
+        for seq in case.steps.iter().flatten() {
+            for (at, token) in seq.tokens.iter().enumerate() {
+                split.steps.push(vec![Seq {
+                    slot: seq.slot,
+                    pos: seq.pos + at as u32,
+                    tokens: vec![*token],
+                    wants: vec![(0..1, Want::Hidden)],
+                    max_new: 1,
+                }]);
+            }
+        }
+        for threads in [1, 3] {
+            let device = device(Isa::best(), threads);
+            let want = hidden_rows(&device, &case);
+            assert!(!want.is_empty(), "{}", case.name);
+            assert_eq!(want, hidden_rows(&device, &split), "{}, {threads} threads", case.name);
+        }
+    }
+    assert!(seen > 40, "only {seen} cases");
 }
