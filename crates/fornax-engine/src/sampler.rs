@@ -248,13 +248,13 @@ impl Sampler {
             let floor = best.logit + min_p.ln();
             self.kept.retain(|c| c.logit >= floor || c.logit == best.logit);
         }
-        if let Some(x) = self.params.xtc {
-            if x.probability > 0.0 && uniform(seed ^ XTC_STREAM, pos) < x.probability {
-                self.normalise();
-                let top = self.kept.iter().take_while(|c| c.p >= x.threshold).count();
-                if top >= 2 {
-                    self.kept.drain(..top - 1);
-                }
+        if let Some(x) = self.params.xtc
+            && uniform(seed ^ XTC_STREAM, pos) < x.probability
+        {
+            self.normalise();
+            let top = self.kept.iter().take_while(|c| c.p >= x.threshold).count();
+            if top >= 2 {
+                self.kept.drain(..top - 1);
             }
         }
     }

@@ -60,7 +60,10 @@ fn on_rounding_edges(have: &[Vec<f32>], f: &Fixture, prompt: &Prompt) -> bool {
     for _ in 0..TRIES {
         let jitter = Some(Jitter { seeds: seeds.clone(), size: JITTER });
         let near = run(&ReferenceDevice { jitter, ..Default::default() }, f, prompt);
-        let off = |r: &usize| !(largest_gap(&have[*r..=*r], &near[*r..=*r]) <= MATCHED);
+        let off = |r: &usize| {
+            let gap = largest_gap(&have[*r..=*r], &near[*r..=*r]);
+            gap.is_nan() || gap > MATCHED
+        };
         let Some(row) = (0..have.len()).find(off) else { return true };
         // Rows before `row` are matched: their noise stays.
         from = from.max(row);

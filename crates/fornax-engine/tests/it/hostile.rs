@@ -119,8 +119,8 @@ fn heads_must_divide_and_arrays_must_have_a_value_per_layer() {
     let kv =
         |v: Value| load(&rewrite(&gguf, |m| m.set("llama.attention.head_count_kv", v), same_name));
     assert!(kv(Value::U32(3)).unwrap_err().contains("multiple"));
-    kv(Value::Array(fornax_gguf::Array::I32(vec![2; 3].into()))).unwrap();
-    let e = kv(Value::Array(fornax_gguf::Array::I32(vec![2; 4].into()))).unwrap_err();
+    kv(Value::Array(fornax_gguf::Array::I32(vec![2; 3]))).unwrap();
+    let e = kv(Value::Array(fornax_gguf::Array::I32(vec![2; 4]))).unwrap_err();
     assert!(e.contains("head_count_kv"), "{e}");
     // Absent, it is the number of query heads, which this file's tensors contradict.
     let e = load(&rewrite(&gguf, |m| drop(m.remove("llama.attention.head_count_kv")), same_name))

@@ -1,6 +1,8 @@
 //! Integration tests of the engine: tiny models of every family against logits from an
 //! independent implementation.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod cpu;
 mod fixture;
 mod golden;
