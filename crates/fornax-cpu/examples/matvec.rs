@@ -11,8 +11,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arg = |ix: usize, default: &str| args.get(ix).map_or(default, String::as_str).to_string();
     let types: Vec<TensorType> = match arg(0, "all").as_str() {
         "all" => [
-            "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4", "IQ4_NL", "IQ4_XS", "Q4_K", "Q5_K",
-            "Q6_K", "F16", "BF16", "F32",
+            "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4", "IQ4_NL", "IQ4_XS", "Q2_K", "Q3_K",
+            "Q4_K", "Q5_K", "Q6_K", "F16", "BF16", "F32",
         ]
         .iter()
         .filter_map(|name| TensorType::parse(name))

@@ -49,6 +49,15 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn store_bytes(v: [__m256i; 2], to: *mut u8) {
+        // SAFETY: see above.
+        unsafe {
+            _mm256_storeu_si256(to.cast(), v[0]);
+            _mm256_storeu_si256(to.add(32).cast(), v[1]);
+        }
+    }
+
+    #[inline(always)]
     unsafe fn field(v: [__m256i; 2], from: u32, to: u32, mask: u8) -> [__m256i; 2] {
         // SAFETY: see above.
         unsafe {

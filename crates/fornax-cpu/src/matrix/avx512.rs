@@ -31,6 +31,12 @@ impl Simd for Avx512Vnni {
     }
 
     #[inline(always)]
+    unsafe fn store_bytes(v: __m512i, to: *mut u8) {
+        // SAFETY: see above.
+        unsafe { _mm512_storeu_si512(to.cast(), v) }
+    }
+
+    #[inline(always)]
     unsafe fn field(v: __m512i, from: u32, to: u32, mask: u8) -> __m512i {
         // SAFETY: see above.
         unsafe {

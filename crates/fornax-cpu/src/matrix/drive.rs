@@ -7,7 +7,7 @@ use super::activations::{ActBlock, Acts};
 use super::format::{self, Float, Format};
 use super::kernel::Out;
 use super::simd::{BLOCK, TILE};
-use super::{Layout, Matrix, foreign};
+use super::{Layout, Matrix};
 
 /// The routines of one tier.
 pub(crate) struct Kernels {
@@ -62,6 +62,8 @@ pub(super) trait Tier {
         x: *const f32,
         out: Out,
     );
+
+    unsafe fn foreign(job: &Job<'_>);
 }
 
 /// Makes the table of a tier from its vectors and the constants of [`Tier`].
@@ -99,6 +101,12 @@ macro_rules! tier {
                 // SAFETY: the caller's word.
                 unsafe { $crate::matrix::kernel::floats::<$simd, F, R, T>(tile, cols, x, out) }
             }
+
+            $(#[$attr])*
+            unsafe fn foreign(job: &$crate::matrix::drive::Job<'_>) {
+                // SAFETY: the caller's word.
+                unsafe { $crate::matrix::foreign::multiply(job) }
+            }
         }
 
         $(#[$attr])*
@@ -134,6 +142,8 @@ macro_rules! by_layout {
             Layout::Iq4Xs => $quantised::<$($first,)? format::Iq4Xs>($($arg),*),
             Layout::Q4K => $quantised::<$($first,)? format::Q4K>($($arg),*),
             Layout::Q5K => $quantised::<$($first,)? format::Q5K>($($arg),*),
+            Layout::Q2K => $quantised::<$($first,)? format::Q2K>($($arg),*),
+            Layout::Q3K => $quantised::<$($first,)? format::Q3K>($($arg),*),
             Layout::Q6K => $quantised::<$($first,)? format::Q6K>($($arg),*),
             Layout::F32 => $floats::<$($first,)? format::F32>($($arg),*),
             Layout::F16 => $floats::<$($first,)? format::F16>($($arg),*),
@@ -150,7 +160,7 @@ pub(super) use by_layout;
 /// As for [`Matrix::multiply`]; the tier is available.
 pub(super) unsafe fn multiply<T: Tier>(job: &Job<'_>) {
     // SAFETY: the caller's word.
-    unsafe { by_layout!(job.matrix.layout, quantised, floats, foreign::multiply, (job), T) }
+    unsafe { by_layout!(job.matrix.layout, quantised, floats, T::foreign, (job), T) }
 }
 
 /// Calls `$call` with constant numbers of rows and tiles for every piece of the job, tile by tile

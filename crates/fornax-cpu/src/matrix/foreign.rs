@@ -1,5 +1,6 @@
 //! Types without a tile form: rows are decoded where they lie in the file, block by block, as
-//! they are multiplied. Slow and right, the same code on every tier. It must not know formats.
+//! they are multiplied. Slow and right, the same code compiled for every tier. It must not know
+//! formats.
 //!
 //! Numerics: within 32 columns, product `c` goes to sum `c % 8`, the eight sums are added in
 //! pairs; the total times the activations' scale is added to the row's f32, block after block.
@@ -15,6 +16,7 @@ const CHUNK: usize = 256;
 
 /// # Safety
 /// As for [`super::Matrix::multiply`].
+#[inline(always)]
 pub(super) unsafe fn multiply(job: &Job<'_>) {
     for tile in job.tiles.clone() {
         for row in tile * TILE..(tile * TILE + TILE).min(job.matrix.rows()) {
@@ -36,6 +38,7 @@ pub(super) unsafe fn multiply(job: &Job<'_>) {
 }
 
 /// One weight row times the `count` rows of activations from `first` on.
+#[inline(always)]
 fn products(
     ty: TensorType,
     bytes: &[u8],
@@ -60,9 +63,16 @@ fn products(
                     Acts::Q8(view) => {
                         // SAFETY: the row and the block are within the view, which is alive.
                         let x = unsafe { &*view.block(first + ix, col / BLOCK) };
-                        x.d * pairwise(w, &x.q.map(f32::from))
+                        let mut wide = [0.0; BLOCK];
+                        for (wide, q) in wide.iter_mut().zip(x.q) {
+                            *wide = f32::from(q);
+                        }
+                        x.d * pairwise(&padded(w), &wide)
                     }
-                    Acts::F32 { x, cols } => pairwise(w, &x[(first + ix) * cols + col..]),
+                    Acts::F32 { x, cols } => {
+                        let from = (first + ix) * cols + col;
+                        pairwise(&padded(w), &padded(&x[from..from + w.len()]))
+                    }
                 };
             }
         }
@@ -71,11 +81,23 @@ fn products(
     sums
 }
 
-fn pairwise(w: &[f32], x: &[f32]) -> f32 {
+/// Up to 32 elements with zeros behind them.
+#[inline(always)]
+fn padded(x: &[f32]) -> [f32; BLOCK] {
+    if let Ok(whole) = x.try_into() {
+        return whole;
+    }
+    let mut out = [0.0; BLOCK];
+    out[..x.len()].copy_from_slice(x);
+    out
+}
+
+#[inline(always)]
+fn pairwise(w: &[f32; BLOCK], x: &[f32; BLOCK]) -> f32 {
     let mut sums = [0.0f32; 8];
-    for (w, x) in w.chunks(8).zip(x.chunks(8)) {
-        for (sum, (w, x)) in sums.iter_mut().zip(w.iter().zip(x)) {
-            *sum += w * x;
+    for step in 0..BLOCK / 8 {
+        for (lane, sum) in sums.iter_mut().enumerate() {
+            *sum += w[step * 8 + lane] * x[step * 8 + lane];
         }
     }
     let [a, b, c, d, e, f, g, h] = sums;

@@ -18,6 +18,8 @@
 //! IQ4_XS  8       d:f16[16] pad[32] sc:i8[8][16]              as Q4_0, through a table
 //! Q4_K    8       d:f16[16] dmin:f16[16] sc:u8[8][16] m:u8[8][16]   as Q4_0
 //! Q5_K    8       as Q4_K                                     as Q5_0
+//! Q2_K    8       d:f16[16] dmin:f16[16] sm:u8[16][16]        2 × 64 B as the last two of Q6_K; sm: scale low, minimum high
+//! Q3_K    8       d:f16[16] pad[32] sh sl:u8[64] sl:u8[64]    as Q2_K, then 64 B as the last of Q5_0
 //! Q6_K    8       d:f16[16] pad[32] sc:i8[16][16]             as Q4_0, then 2 × 64 B: bits 2t of vector j/4, t = j % 4
 //! ```
 
@@ -31,8 +33,9 @@ pub(super) struct Decoded<S: Simd> {
     /// Per row, the scale; the second is that of the last sixteen weights where the format has
     /// one for each half.
     pub(super) scale: [S::Floats; 2],
-    /// Per row, what is added to every weight; used where the format has minima.
-    pub(super) min: S::Floats,
+    /// Per row and in the same way, what is added to every weight; used where the format has
+    /// minima.
+    pub(super) min: [S::Floats; 2],
 }
 
 /// A block format in tile form.
@@ -58,7 +61,7 @@ pub(super) trait Format: Range + 'static {
     ///
     /// # Safety
     /// As for [`Format::stored`].
-    unsafe fn scales<S: Simd>(head: *const u8, at: usize) -> ([S::Floats; 2], S::Floats);
+    unsafe fn scales<S: Simd>(head: *const u8, at: usize) -> ([S::Floats; 2], [S::Floats; 2]);
 
     /// Block `at` of the unit at `unit`.
     ///
@@ -121,6 +124,10 @@ formats! {
     Q4K: signed false, bias 0, max 15;
     /// 5 bits, 6-bit scales and minima.
     Q5K: signed false, bias 0, max 31;
+    /// 2 bits, 4-bit scales and minima of 16 weights.
+    Q2K: signed false, bias 0, max 3;
+    /// 3 bits, 6-bit scales of 16 weights.
+    Q3K: signed false, bias 4, max 7;
     /// 6 bits, 8-bit scales of 16 weights.
     Q6K: signed false, bias 32, max 63;
 }
@@ -183,6 +190,51 @@ unsafe fn sixes<S: Simd>(at: *const u8) -> [S::Bytes; QUADS] {
 }
 
 /// # Safety
+/// 128 bytes at `at`, and the tier is available.
+#[inline(always)]
+unsafe fn twos<S: Simd>(at: *const u8) -> [S::Bytes; QUADS] {
+    // SAFETY: the caller's word.
+    unsafe {
+        let mut w = [S::bytes(at); QUADS];
+        for (j, w) in w.iter_mut().enumerate() {
+            *w = S::field(S::bytes(at.add(j / 4 * 64)), 2 * (j % 4) as u32, 0, 0x03);
+        }
+        w
+    }
+}
+
+/// # Safety
+/// 192 bytes at `at`, and the tier is available.
+#[inline(always)]
+unsafe fn threes<S: Simd>(at: *const u8) -> [S::Bytes; QUADS] {
+    // SAFETY: the caller's word.
+    unsafe {
+        let mut w = twos::<S>(at);
+        let high = S::bytes(at.add(128));
+        for (j, w) in w.iter_mut().enumerate() {
+            *w = S::or(*w, S::field(high, j as u32, 2, 0x04));
+        }
+        w
+    }
+}
+
+/// The scales of the two halves of block `at`, small unsigned integers, from 64 bytes that hold
+/// those of four halves.
+///
+/// # Safety
+/// The tier is available.
+#[inline(always)]
+unsafe fn of_halves<S: Simd>(four: S::Bytes, at: usize) -> [S::Floats; 2] {
+    let mut bytes = [0u8; 64];
+    // SAFETY: the caller's word; the buffer has 64 bytes.
+    unsafe {
+        S::store_bytes(four, bytes.as_mut_ptr());
+        let first = bytes.as_ptr().add(at % 2 * 32);
+        [S::from_u8(first), S::from_u8(first.add(16))]
+    }
+}
+
+/// # Safety
 /// 256 bytes at `at`, and the tier is available.
 #[inline(always)]
 unsafe fn looked_up<S: Simd>(at: *const u8, table: &[i8; 16]) -> [S::Bytes; QUADS] {
@@ -201,12 +253,16 @@ unsafe fn looked_up<S: Simd>(at: *const u8, table: &[i8; 16]) -> [S::Bytes; QUAD
 /// # Safety
 /// As for [`Format::scales`].
 #[inline(always)]
-unsafe fn halves<S: Simd>(head: *const u8, at: usize, minima: bool) -> ([S::Floats; 2], S::Floats) {
+unsafe fn halves<S: Simd>(
+    head: *const u8,
+    at: usize,
+    minima: bool,
+) -> ([S::Floats; 2], [S::Floats; 2]) {
     // SAFETY: the caller's word.
     unsafe {
         let d = S::from_f16(head.add(at * 32));
         let m = if minima { S::from_f16(head.add(64 + at * 32)) } else { S::zero() };
-        ([d, d], m)
+        ([d, d], [m, m])
     }
 }
 
@@ -215,12 +271,12 @@ unsafe fn halves<S: Simd>(head: *const u8, at: usize, minima: bool) -> ([S::Floa
 /// # Safety
 /// As for [`Format::scales`].
 #[inline(always)]
-unsafe fn k_scales<S: Simd>(head: *const u8, at: usize) -> ([S::Floats; 2], S::Floats) {
+unsafe fn k_scales<S: Simd>(head: *const u8, at: usize) -> ([S::Floats; 2], [S::Floats; 2]) {
     // SAFETY: the caller's word.
     unsafe {
         let d = S::mul(S::from_f16(head), S::from_u8(head.add(64 + at * 16)));
         let m = S::mul(S::from_f16(head.add(32)), S::from_u8(head.add(192 + at * 16)));
-        ([d, d], S::negate(m))
+        ([d, d], [S::negate(m); 2])
     }
 }
 
@@ -234,7 +290,7 @@ macro_rules! impl_format {
                 unsafe { $stored }
             }
             #[inline(always)]
-            unsafe fn scales<$s: Simd>($head: *const u8, $at: usize) -> ([$s::Floats; 2], $s::Floats) {
+            unsafe fn scales<$s: Simd>($head: *const u8, $at: usize) -> ([$s::Floats; 2], [$s::Floats; 2]) {
                 // SAFETY: the caller's word.
                 unsafe { $scales }
             }
@@ -270,7 +326,7 @@ impl_format!(Q5_1 {
 impl_format!(Mxfp4 { const UNIT: usize = 4; const HEAD: usize = 64; const PLANES: usize = 256; }
 |planes, head, at, S| looked_up::<S>(planes, &E2M1_LIFTED), {
     let d = S::from_exponents(head.add(at * 16));
-    ([d, d], S::zero())
+    ([d, d], [S::zero(); 2])
 });
 
 impl_format!(Iq4Nl { const UNIT: usize = 2; const HEAD: usize = 64; const PLANES: usize = 256; }
@@ -279,7 +335,7 @@ impl_format!(Iq4Nl { const UNIT: usize = 2; const HEAD: usize = 64; const PLANES
 impl_format!(Iq4Xs { const UNIT: usize = 8; const HEAD: usize = 192; const PLANES: usize = 256; }
 |planes, head, at, S| looked_up::<S>(planes, &IQ4), {
     let d = S::mul(S::from_f16(head), S::from_i8(head.add(64 + at * 16)));
-    ([d, d], S::zero())
+    ([d, d], [S::zero(); 2])
 });
 
 impl_format!(Q4K {
@@ -299,7 +355,33 @@ impl_format!(Q6K {
     let d = S::from_f16(head);
     let first = S::mul(d, S::from_i8(head.add(64 + at * 32)));
     let second = S::mul(d, S::from_i8(head.add(64 + at * 32 + 16)));
-    ([first, second], S::zero())
+    ([first, second], [S::zero(); 2])
+});
+
+impl_format!(Q2K {
+    const UNIT: usize = 8; const HEAD: usize = 320; const PLANES: usize = 128;
+    const MINIMA: bool = true; const HALVES: bool = true;
+} |planes, head, at, S| twos::<S>(planes), {
+    let four = S::bytes(head.add(64 + at / 2 * 64));
+    let scale = of_halves::<S>(S::field(four, 0, 0, 0x0F), at);
+    let min = of_halves::<S>(S::field(four, 4, 0, 0x0F), at);
+    let (d, m) = (S::from_f16(head), S::from_f16(head.add(32)));
+    (
+        [S::mul(d, scale[0]), S::mul(d, scale[1])],
+        [S::negate(S::mul(m, min[0])), S::negate(S::mul(m, min[1]))],
+    )
+});
+
+impl_format!(Q3K {
+    const UNIT: usize = 8; const HEAD: usize = 256; const PLANES: usize = 192;
+    const HALVES: bool = true;
+} |planes, head, at, S| threes::<S>(planes), {
+    let (pair, d) = (at / 2, S::from_f16(head));
+    let low = S::field(S::bytes(head.add(128 + pair / 2 * 64)), 4 * (pair % 2) as u32, 0, 0x0F);
+    let high = S::field(S::bytes(head.add(64)), 2 * pair as u32, 4, 0x30);
+    let scale = of_halves::<S>(S::or(low, high), at);
+    let off = S::splat(-32.0);
+    ([S::mul(d, S::add(scale[0], off)), S::mul(d, S::add(scale[1], off))], [S::zero(); 2])
 });
 
 /// A plain float format in tile form: column after column, the sixteen rows side by side.

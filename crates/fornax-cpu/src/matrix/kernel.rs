@@ -3,7 +3,7 @@
 //!
 //! Bits do not depend on the tier nor on how many rows go together. Block formats: per weight row
 //! an f32 starts at 0 and takes, for every block in order, `(exact integer sum) · (dw · dx)` and
-//! then `min · sx`, each product and each sum rounded. Float formats: [`PARTIALS`] sums, column
+//! then `min · sx` (two of each where halves of a block have their own), each product and each sum rounded. Float formats: [`PARTIALS`] sums, column
 //! `c` going to `c % PARTIALS`, added in pairs at the end.
 //!
 //! Bytes moved per sixteen outputs: one tile, and 48 bytes of each row per block (4 a column for
@@ -165,7 +165,17 @@ unsafe fn scaled<S: Simd, F: Format>(
         if F::HALVES {
             acc = S::add(acc, S::mul(S::from_ints(sums[1]), S::mul(block.scale[1], dx)));
         }
-        if F::MINIMA { S::add(acc, S::mul(block.min, S::splat((*x).sx))) } else { acc }
+        match (F::MINIMA, F::HALVES) {
+            (false, _) => acc,
+            (true, false) => S::add(acc, S::mul(block.min[0], S::splat((*x).sx))),
+            (true, true) => {
+                // The lifts are −128 times the sums; the division is exact.
+                let first = (*x).d * ((*x).lift_first as f32 / -128.0);
+                let second = (*x).d * (((*x).lift - (*x).lift_first) as f32 / -128.0);
+                acc = S::add(acc, S::mul(block.min[0], S::splat(first)));
+                S::add(acc, S::mul(block.min[1], S::splat(second)))
+            }
+        }
     }
 }
 
@@ -232,9 +242,9 @@ pub(super) unsafe fn unpack_row<S: Simd<Bytes = [u8; 64], Floats = [f32; 16]>, F
         let block = unsafe { F::decode::<S>(tile.add(unit * (F::HEAD + F::UNIT * F::PLANES)), at) };
         for (col, out) in out.iter_mut().enumerate() {
             let q = block.w[col / 4][row * 4 + col % 4] as i8;
-            let scale = block.scale[usize::from(F::HALVES && col >= 16)][row];
-            let plain = scale * f32::from(q);
-            *out = if F::MINIMA { plain + block.min[row] } else { plain };
+            let half = usize::from(F::HALVES && col >= 16);
+            let plain = block.scale[half][row] * f32::from(q);
+            *out = if F::MINIMA { plain + block.min[half][row] } else { plain };
         }
     }
 }

@@ -229,6 +229,16 @@ impl<D: Dots> Simd for Neon<D> {
     }
 
     #[inline(always)]
+    unsafe fn store_bytes(v: Bytes, to: *mut u8) {
+        // SAFETY: see above.
+        unsafe {
+            for (part, v) in v.into_iter().enumerate() {
+                vst1q_u8(to.add(part * 16), v);
+            }
+        }
+    }
+
+    #[inline(always)]
     unsafe fn field(v: Bytes, from: u32, to: u32, mask: u8) -> Bytes {
         // SAFETY: see above.
         unsafe {

@@ -41,9 +41,24 @@ impl Place {
         }
     }
 
-    /// Writes the fifth bits, bit `i` for weight `i`, as vector 4 of the planes.
+    /// Writes two bits of each weight as vectors `vector` and `vector + 1` of the planes.
     #[inline]
-    unsafe fn fifths(&self, at: usize, bits: u32) {
+    unsafe fn pairs(&self, at: usize, vector: usize, of: impl Fn(usize) -> u8) {
+        for half in 0..2 {
+            let mut quad = [0u8; 4];
+            for (k, byte) in quad.iter_mut().enumerate() {
+                for t in 0..4 {
+                    *byte |= of((half * 4 + t) * 4 + k) << (2 * t);
+                }
+            }
+            // SAFETY: the caller's word.
+            unsafe { self.quad(at, vector + half, quad) };
+        }
+    }
+
+    /// Writes one bit of each weight, bit `i` for weight `i`, as vector `vector` of the planes.
+    #[inline]
+    unsafe fn singles(&self, at: usize, vector: usize, bits: u32) {
         let mut bytes = [0u8; 4];
         for (k, byte) in bytes.iter_mut().enumerate() {
             for quad in 0..8 {
@@ -51,7 +66,7 @@ impl Place {
             }
         }
         // SAFETY: the caller's word.
-        unsafe { self.quad(at, 4, bytes) };
+        unsafe { self.quad(at, vector, bytes) };
     }
 }
 
@@ -105,7 +120,7 @@ pub(super) unsafe fn q5_0(to: &Place, bytes: &[u8]) {
         // SAFETY: the caller's word.
         unsafe {
             to.head(at * TILE * 2, part::<2>(block, 0));
-            to.fifths(at, u32::from_le_bytes(part(block, 2)));
+            to.singles(at, 4, u32::from_le_bytes(part(block, 2)));
             to.nibbles(at, &part(block, 6));
         }
     }
@@ -117,7 +132,7 @@ pub(super) unsafe fn q5_1(to: &Place, bytes: &[u8]) {
         unsafe {
             to.head(at * TILE * 2, part::<2>(block, 0));
             to.head(64 + at * TILE * 2, part::<2>(block, 2));
-            to.fifths(at, u32::from_le_bytes(part(block, 4)));
+            to.singles(at, 4, u32::from_le_bytes(part(block, 4)));
             to.nibbles(at, &part(block, 8));
         }
     }
@@ -205,7 +220,7 @@ pub(super) unsafe fn q5_k(to: &Place, bytes: &[u8]) {
             for (i, high) in bytes[16..48].iter().enumerate() {
                 bits |= u32::from(high >> at & 1) << i;
             }
-            to.fifths(at, bits);
+            to.singles(at, 4, bits);
         }
     }
 }
@@ -227,16 +242,55 @@ pub(super) unsafe fn q6_k(to: &Place, bytes: &[u8]) {
                 *packed = (low[i] >> shift & 15) | (low[i + 16] >> shift & 15) << 4;
             }
             to.nibbles(at, &packed);
-            for vector in 0..2 {
-                let mut quad = [0u8; 4];
-                for (k, byte) in quad.iter_mut().enumerate() {
-                    for s in 0..4 {
-                        let weight = (vector * 4 + s) * 4 + k;
-                        *byte |= (high[weight] >> (2 * t) & 3) << (2 * s);
-                    }
-                }
-                to.quad(at, 4 + vector, quad);
+            to.pairs(at, 4, |i| high[i] >> (2 * t) & 3);
+        }
+    }
+}
+
+/// The 32 bytes that hold the two bits of block `at` of Q2_K and Q3_K, and where in them.
+#[inline]
+fn k_twos(qs: &[u8], at: usize) -> (&[u8], usize) {
+    (&qs[at / 4 * 32..][..32], at % 4 * 2)
+}
+
+pub(super) unsafe fn q2_k(to: &Place, bytes: &[u8]) {
+    // SAFETY: the caller's word.
+    unsafe {
+        to.head(0, part::<2>(bytes, 80));
+        to.head(TILE * 2, part::<2>(bytes, 82));
+        for (half, &scale) in bytes[..16].iter().enumerate() {
+            to.head(64 + half * TILE, [scale]);
+        }
+        for at in 0..8 {
+            let (twos, shift) = k_twos(&bytes[16..80], at);
+            to.pairs(at, 0, |i| twos[i] >> shift & 3);
+        }
+    }
+}
+
+pub(super) unsafe fn q3_k(to: &Place, bytes: &[u8]) {
+    // SAFETY: the caller's word.
+    unsafe {
+        to.head(0, part::<2>(bytes, 108));
+        // In the file too: 16 scales of 4 + 2 bits. Here the high bits of scales 4t + i are bits
+        // 2t of byte i, the low ones of scales 8n + i and 8n + 4 + i the halves of byte i of n.
+        let packed = &bytes[96..108];
+        let low = |scale: usize| packed[scale % 8] >> (scale / 8 * 4) & 15;
+        for i in 0..4 {
+            to.head(64 + i * TILE, [packed[8 + i]]);
+            for n in 0..2 {
+                let both = low(8 * n + i) | low(8 * n + 4 + i) << 4;
+                to.head(128 + n * 64 + i * TILE, [both]);
             }
+        }
+        for at in 0..8 {
+            let (twos, shift) = k_twos(&bytes[32..96], at);
+            to.pairs(at, 0, |i| twos[i] >> shift & 3);
+            let mut bits = 0u32;
+            for (i, high) in bytes[..32].iter().enumerate() {
+                bits |= u32::from(high >> at & 1) << i;
+            }
+            to.singles(at, 2, bits);
         }
     }
 }

@@ -49,6 +49,12 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
+    unsafe fn store_bytes(v: [u8; 64], to: *mut u8) {
+        // SAFETY: the caller's word.
+        unsafe { *to.cast::<[u8; 64]>() = v }
+    }
+
+    #[inline(always)]
     unsafe fn field(v: [u8; 64], from: u32, to: u32, mask: u8) -> [u8; 64] {
         let mut out = v;
         for b in &mut out {

@@ -38,6 +38,8 @@ pub(super) trait Simd: Copy + 'static {
 
     /// Loads 64 bytes.
     unsafe fn bytes(at: *const u8) -> Self::Bytes;
+    /// Stores 64 bytes.
+    unsafe fn store_bytes(v: Self::Bytes, to: *mut u8);
     /// Moves bit `from` of every byte to bit `to`, the others along, and keeps those of `mask`.
     unsafe fn field(v: Self::Bytes, from: u32, to: u32, mask: u8) -> Self::Bytes;
     /// Bitwise or.

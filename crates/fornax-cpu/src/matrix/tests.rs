@@ -20,6 +20,8 @@ const TILED: &[TensorType] = &[
     TensorType::IQ4_XS,
     TensorType::Q4_K,
     TensorType::Q5_K,
+    TensorType::Q2_K,
+    TensorType::Q3_K,
     TensorType::Q6_K,
     TensorType::F32,
     TensorType::F16,
@@ -189,7 +191,16 @@ fn types_without_tiles_are_decoded_as_they_are_multiplied() {
         .filter(|&ty| super::supports(ty) && !super::is_tiled(ty) && ty.block_len() > 1)
         .collect();
     assert!(!foreign.is_empty());
-    foreign.into_iter().for_each(check_against_decoded);
+    for ty in foreign {
+        check_against_decoded(ty);
+        let dice = &mut Dice(23);
+        let matrix = Matrix::pack(&weight(ty, 1, 17, 512, dice), 1).unwrap();
+        let x = rows_of(11, 512, dice);
+        let want = bits(&product(&matrix, Isa::Scalar, 0, &x));
+        for isa in Isa::available() {
+            assert!(bits(&product(&matrix, isa, 0, &x)) == want, "{ty} on {isa}");
+        }
+    }
 }
 
 #[test]
@@ -338,6 +349,8 @@ fn extreme_integers_do_not_overflow() {
                 TensorType::Q4_K | TensorType::Q5_K => 16..ty.block_bytes(),
                 TensorType::Q6_K => 0..192,
                 TensorType::IQ4_XS => 8..136,
+                TensorType::Q2_K => 16..80,
+                TensorType::Q3_K => 0..96,
                 TensorType::Q4_1 | TensorType::Q5_1 => 4..ty.block_bytes(),
                 TensorType::MXFP4 => 1..17,
                 _ => 2..ty.block_bytes(),
@@ -349,7 +362,7 @@ fn extreme_integers_do_not_overflow() {
             let cols = cols as u32;
             let w = WeightRef { name, ty, cols, rows: 16, experts: 1, data, offset: 0 };
             let matrix = Matrix::pack(&w, 1).unwrap();
-            let rising = |ix: u32| if ix % 3 == 0 { 1.0 } else { -1.0 };
+            let rising = |ix: u32| if ix.is_multiple_of(3) { 1.0 } else { -1.0 };
             for sign in [1.0f32, -1.0] {
                 let mut x: Vec<f32> = (0..2 * cols).map(|_| sign).collect();
                 x.extend((0..cols).map(|ix| sign * rising(ix)));
