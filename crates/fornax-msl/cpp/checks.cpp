@@ -65,23 +65,24 @@ static inline Clash touch_range(uint32_t *cells, size_t at, size_t n, Kind kind,
   return {0, 0, false};
 }
 
+// Marks or tests `n` bits from `at` on. Nearly all accesses fit a word; the sets have a word to spare at their end.
+static inline uint64_t low_bits(size_t n) { return n >= 64 ? ~0ull : (1ull << n) - 1; }
 static inline void set_bits(uint64_t *bits, uint64_t at, size_t n) {
-  while (n) {
+  for (;;) {
     const unsigned shift = at & 63;
-    const size_t k = n < 64 - shift ? n : 64 - shift;
-    bits[at >> 6] |= (~0ull >> (64 - k)) << shift;
-    at += k, n -= k;
+    bits[at >> 6] |= low_bits(n) << shift;
+    if (__builtin_expect(shift + n <= 64, 1)) return;
+    at += 64 - shift, n -= 64 - shift;
   }
 }
 static inline bool all_bits(const uint64_t *bits, uint64_t at, size_t n) {
-  while (n) {
+  for (;;) {
     const unsigned shift = at & 63;
-    const size_t k = n < 64 - shift ? n : 64 - shift;
-    const uint64_t mask = (~0ull >> (64 - k)) << shift;
+    const uint64_t mask = low_bits(n) << shift;
     if ((bits[at >> 6] & mask) != mask) return false;
-    at += k, n -= k;
+    if (__builtin_expect(shift + n <= 64, 1)) return true;
+    at += 64 - shift, n -= 64 - shift;
   }
-  return true;
 }
 
 static const char *verb(Kind k) { return k == LOAD ? "read" : k == STORE ? "write" : "atomic access"; }
@@ -115,7 +116,7 @@ static void group_access(uintptr_t a, size_t n, Kind kind, const void *pc) {
 static Binding *find(uintptr_t a) {
   for (uint32_t i = 0; i < G.launch->nbindings; i++) {
     Binding *b = &G.launch->bindings[i];
-    if (a - b->window < b->window_len) return G.last = b;
+    if (a - b->window < b->window_len) return G.recent[a >> 34 & 63] = b;
   }
   return nullptr;
 }
@@ -134,8 +135,8 @@ static void stray(uintptr_t a, size_t n, Kind kind, const void *pc) {
 void access(uintptr_t a, size_t n, Kind kind, const void *pc) {
   if (!G.running || a - G.stack_low < STACK || n == 0) return;
   if (a - uintptr_t(G.arena) < ARRAY_SPAN * ARRAYS) return group_access(a, n, kind, pc);
-  Binding *b = G.last;
-  if (a - b->window >= b->window_len && !(b = find(a))) return stray(a, n, kind, pc);
+  Binding *b = G.recent[a >> 34 & 63];
+  if (__builtin_expect(a - b->window >= b->window_len, 0) && !(b = find(a))) return stray(a, n, kind, pc);
   const bool store = kind == STORE || kind == ATOMIC_STORE;
   const int index = int(b - G.launch->bindings);
   const uint64_t off = a - b->low;

@@ -123,7 +123,7 @@ inline bool all(bool v) { return v; }
 template <class T, int N> inline bool any(const vec<T, N> &a) { bool r = false; for (int i = 0; i < N; i++) r = r || a.d[i]; return r; }
 template <class T, int N> inline bool all(const vec<T, N> &a) { bool r = true; for (int i = 0; i < N; i++) r = r && a.d[i]; return r; }
 
-template <class T, int N> inline T dot(const vec<T, N> &a, const vec<T, N> &b) { T s = a.d[0] * b.d[0]; for (int i = 1; i < N; i++) s = T(s + a.d[i] * b.d[i]); return s; }
+template <class T, int N> inline T dot(const vec<T, N> &a, const vec<T, N> &b) { const vec<T, N> p = a * b; T s = p.d[0]; for (int i = 1; i < N; i++) s = T(s + p.d[i]); return s; }
 template <class T, int N> inline T length_squared(const vec<T, N> &a) { return dot(a, a); }
 template <class T, int N> inline T length(const vec<T, N> &a) { return sqrt(dot(a, a)); }
 template <class T, int N> inline T distance(const vec<T, N> &a, const vec<T, N> &b) { return length(a - b); }

@@ -270,7 +270,7 @@ extern "C" int msl_run_group(const Launch *launch, const uint32_t group[3], uint
   for (unsigned a = 0; a < G.narrays; a++) std::memset(G.arena_written[a], 0, sizeof G.arena_written[a]);
   G.narrays = G.group_bytes = 0;
   static Binding nowhere;
-  G.last = launch->nbindings ? launch->bindings : &nowhere;
+  for (Binding *&b : G.recent) b = &nowhere;
   G.running = true;
   const unsigned s = choose(G.ready_simds, 31);
   resume(s * WIDTH + choose(G.simd[s].ready, 31), G.main);

@@ -51,7 +51,7 @@ struct Group {
   uintptr_t stack_low; // of the running fiber
   bool running;
   uint64_t random;
-  Binding *last;
+  Binding *recent[64]; // by address, in steps shorter than a window; an empty one where there is none
   uint32_t narrays, group_bytes;
   Array arrays[ARRAYS];
   Simd simd[THREADS / WIDTH];

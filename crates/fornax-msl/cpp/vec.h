@@ -81,7 +81,7 @@ template <class T, int N, int... I> struct swizzled {
   MSL_COPY                                                                                                                   \
   vec() = default;                                                                                                           \
   template <class U, class = std::enable_if_t<is_scalar<U>>> vec(U s) { for (int i = 0; i < N; i++) d[i] = T(s); }           \
-  template <class U, class = std::enable_if_t<!std::is_same_v<U, T>>> explicit vec(const vec<U, N> &o) { for (int i = 0; i < N; i++) d[i] = T(o.d[i]); } \
+  template <class U, class = std::enable_if_t<!std::is_same_v<U, T>>> explicit vec(const vec<U, N> &o) { U c[N]; __builtin_memcpy((void *)c, (const void *)o.d, sizeof c); for (int i = 0; i < N; i++) d[i] = T(c[i]); } \
   template <class A, class B, class... R, class = std::enable_if_t<((element<A>::count + element<B>::count) + ... + element<R>::count) == N>> \
   vec(const A &a, const B &b, const R &...r) { int k = 0; put(k, a), put(k, b), (put(k, r), ...); }                          \
   template <class U> void put(int &k, const U &s) {                                                                          \
@@ -117,13 +117,22 @@ template <class T> struct alignas(4 * sizeof(T)) vec<T, 4> {
 };
 #undef MSL_BODY
 
-// f of each component; every index is a constant, so that the optimiser keeps vectors in registers.
-template <class R, class F, class T, int N, class... V> inline vec<R, N> each(F f, const vec<T, N> &a, const V &...v) {
+template <class R, class F, class T, int N, class... V> inline vec<R, N> each_of(F f, const vec<T, N> &a, const V &...v) {
   vec<R, N> r;
   r.d[0] = R(f(a.d[0], v.d[0]...)), r.d[1] = R(f(a.d[1], v.d[1]...));
   if constexpr (N > 2) r.d[2] = R(f(a.d[2], v.d[2]...));
   if constexpr (N > 3) r.d[3] = R(f(a.d[3], v.d[3]...));
   return r;
+}
+// A copy made by one access, as the device loads a vector.
+template <class T, int N> inline vec<T, N> whole(const vec<T, N> &a) {
+  vec<T, N> c;
+  __builtin_memcpy((void *)&c, (const void *)&a, sizeof c);
+  return c;
+}
+// f of each component; every index is a constant, so that the optimiser keeps vectors in registers.
+template <class R, class F, class T, int N, class... V> inline vec<R, N> each(F f, const vec<T, N> &first, const V &...others) {
+  return each_of<R>(f, whole(first), whole(others)...);
 }
 template <class T, class U> using if_scalar = std::enable_if_t<is_scalar<U>, T>;
 #define MSL_BINARY(R, op)                                                                                                    \
@@ -149,7 +158,7 @@ template <class T, int N> struct packed_vec {
   packed_vec() = default;
   packed_vec(const vec<T, N> &v) { for (int i = 0; i < N; i++) d[i] = v.d[i]; }
   template <class... A, class = std::enable_if_t<sizeof...(A) == N>> packed_vec(A... a) : d{T(a)...} {}
-  operator vec<T, N>() const { vec<T, N> v; for (int i = 0; i < N; i++) v.d[i] = d[i]; return v; }
+  operator vec<T, N>() const { vec<T, N> v; __builtin_memcpy((void *)v.d, (const void *)d, sizeof d); return v; }
   T &operator[](uint i) { return d[i]; }
   const T &operator[](uint i) const { return d[i]; }
 };
@@ -167,7 +176,7 @@ template <class T> struct packed_vec<T, 4> {
   packed_vec() = default;
   packed_vec(const vec<T, 4> &v) { for (int i = 0; i < 4; i++) d[i] = v.d[i]; }
   packed_vec(T a, T b, T c, T e) : d{a, b, c, e} {}
-  operator vec<T, 4>() const { return vec<T, 4>(d[0], d[1], d[2], d[3]); }
+  operator vec<T, 4>() const { vec<T, 4> v; __builtin_memcpy((void *)v.d, (const void *)d, sizeof d); return v; } // one load
   T &operator[](uint i) { return d[i]; }
   const T &operator[](uint i) const { return d[i]; }
 };
