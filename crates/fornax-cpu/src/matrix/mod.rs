@@ -31,7 +31,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use fornax_gguf::{TensorType, blocks};
 use fornax_plan::{Error, Result, WeightRef, q8};
 
-#[allow(unused_imports, reason = "its callers are being written")]
 pub(crate) use activations::{Acts, Q8Rows, Q8View};
 pub(crate) use drive::Kernels;
 use drive::{Job, by_layout};
