@@ -86,6 +86,7 @@ impl Device for CpuDevice {
             kv_block: BLOCK as u32,
             act: ActMode::Q8,
             weight_types: TensorType::ALL.iter().copied().filter(direct).collect(),
+            in_flight: 1,
         }
     }
 

@@ -40,8 +40,15 @@ fn sixty_four_tokens_of_three_sequences_allocate_nothing() {
     let plan = proof_plan(TensorType::Q8_0);
     let options = CpuOptions { threads: Some(2), isa: None, pin: Some(false) };
     let device = CpuDevice::new(options).unwrap();
-    let limits =
-        Limits { slots: 3, rows: 8, wanted: 8, kv_blocks: 12, kv_type: KvType::F16, act: None };
+    let limits = Limits {
+        slots: 3,
+        rows: 8,
+        wanted: 8,
+        kv_blocks: 12,
+        kv_type: KvType::F16,
+        act: None,
+        ..Limits::default()
+    };
     let mut program = device.prepare(&plan, &limits).unwrap();
     let tables: Vec<Vec<BlockId>> =
         (0..3).map(|s| (0..4).map(|i| BlockId(3 * i + s)).collect()).collect();

@@ -44,6 +44,7 @@ fn prompt(device: &dyn Device, plan: &Plan, p: &Value) -> Result<(f32, usize), S
         kv_blocks: blocks,
         kv_type: KvType::F32,
         act: Some(device.info().act),
+        ..Limits::default()
     };
     let mut program = device.prepare(plan, &limits).map_err(told)?;
     let table: Vec<BlockId> = (0..blocks).rev().map(BlockId).collect();
@@ -104,6 +105,7 @@ fn model(device: &dyn Device, folder: &Path) -> Result<Outcome, String> {
         kv_blocks: 1,
         kv_type: KvType::F32,
         act: Some(device.info().act),
+        ..Limits::default()
     };
     if let Some(r) = device.supports(&plan, &limits).first() {
         return Ok(Outcome::Refused(format!("{}: {}", r.what, r.why)));

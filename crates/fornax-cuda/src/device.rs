@@ -40,6 +40,7 @@ impl Device for CudaDevice {
             kv_block: KV_BLOCK,
             act: ActMode::F32,
             weight_types: kernels::WEIGHT_TYPES.to_vec(),
+            in_flight: 2,
         }
     }
 

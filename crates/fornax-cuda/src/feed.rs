@@ -279,8 +279,16 @@ mod tests {
     use fornax_plan::conformance;
     use fornax_plan::{BlockId, KvType};
 
-    const LIMITS: Limits =
-        Limits { slots: 3, rows: 8, wanted: 8, kv_blocks: 4, kv_type: KvType::F32, act: None };
+    const LIMITS: Limits = Limits {
+        slots: 3,
+        rows: 8,
+        wanted: 8,
+        kv_blocks: 4,
+        kv_type: KvType::F32,
+        act: None,
+        chain: 1000,
+        stops: 100,
+    };
 
     /// Lays out one step of a prompt of two tokens in slot 2 and a continuation in slot 0.
     fn laid(last: Last, sample: Option<SampleParams>, stop: &[u32]) -> Result<(Feed, Shape)> {

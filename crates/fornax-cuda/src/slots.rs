@@ -91,7 +91,15 @@ mod tests {
 
     fn slots() -> Slots {
         let kv_type = KvType::F16;
-        let limits = Limits { slots: 2, rows: 4, wanted: 4, kv_blocks: 4, kv_type, act: None };
+        let limits = Limits {
+            slots: 2,
+            rows: 4,
+            wanted: 4,
+            kv_blocks: 4,
+            kv_type,
+            act: None,
+            ..Limits::default()
+        };
         Slots::new(&limits, 4, 100)
     }
 

@@ -112,6 +112,7 @@ impl Session {
             kv_blocks: blocks,
             kv_type: options.kv_type,
             act: options.act,
+            ..Limits::default()
         };
         let program = device.prepare(plan, &limits)?;
         Ok(Session {

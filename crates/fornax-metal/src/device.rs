@@ -82,6 +82,7 @@ impl Device for MetalDevice {
             kv_block: KV_BLOCK,
             act: ActMode::F32,
             weight_types: stub::WEIGHT_TYPES.to_vec(),
+            in_flight: 2,
         }
     }
 

@@ -179,6 +179,12 @@ fn check(
     if seq.max_new == 0 {
         return Err("max_new is 0, expected at least 1".into());
     }
+    if seq.max_new > limits.chain {
+        return Err(format!("max_new is {}, expected at most {}", seq.max_new, limits.chain));
+    }
+    if seq.stop.len() > limits.stops as usize {
+        return Err(format!("{} stop tokens, expected at most {}", seq.stop.len(), limits.stops));
+    }
     if let Some(sample) = &seq.sample {
         sample.validate().map_err(|e| e.to_string())?;
     }

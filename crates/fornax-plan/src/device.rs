@@ -44,6 +44,26 @@ pub struct Limits {
     pub kv_type: KvType,
     /// The activation form; the device's own where absent.
     pub act: Option<ActMode>,
+    /// Tokens that one ticket may produce for a sequence ([`crate::SeqStep::max_new`]).
+    pub chain: u32,
+    /// Stop tokens that a sequence may name.
+    pub stops: u32,
+}
+
+impl Default for Limits {
+    /// One sequence, and what recorded graphs are comfortable with.
+    fn default() -> Limits {
+        Limits {
+            slots: 1,
+            rows: 256,
+            wanted: 256,
+            kv_blocks: 1,
+            kv_type: KvType::F16,
+            act: None,
+            chain: 64,
+            stops: 15,
+        }
+    }
 }
 
 /// What a device is and prefers.
@@ -63,6 +83,8 @@ pub struct DeviceInfo {
     pub act: ActMode,
     /// Weight types that it reads without conversion.
     pub weight_types: Vec<TensorType>,
+    /// Tickets that may be under way at once; `submit` refuses one more.
+    pub in_flight: u32,
 }
 
 /// Something that a device does not do, found at load and told by name.
@@ -206,11 +228,13 @@ pub trait Device {
 
 /// A prepared model with its KV pools.
 pub trait Program: Send {
-    /// Records and commits one ragged step; may return before the device has run it.
+    /// Records and commits one ragged step; may return before the device has run it. A program
+    /// must be able to choose in every way that [`crate::SampleParams`] names, on the host if
+    /// need be.
     ///
     /// # Errors
-    /// `is_malformed` for a step that breaks a limit or contradicts itself (nothing was done),
-    /// `is_lost` when the device failed.
+    /// `is_malformed` for a step that breaks a limit or contradicts itself (nothing was done), or
+    /// when [`DeviceInfo::in_flight`] tickets are under way; `is_lost` when the device failed.
     fn submit(&mut self, step: &[SeqStep<'_>]) -> Result<Ticket>;
 
     /// Fills `out` with the results so far, without waiting.
@@ -222,10 +246,12 @@ pub trait Program: Send {
     /// Waits for the ticket and fills `out` (cleared first). The only wait there is.
     ///
     /// # Errors
-    /// `is_lost` naming the op, when the device failed; no token of that step may be used.
+    /// `is_lost` naming the op, when the device failed; `is_malformed` when a row had no usable
+    /// logit. No token of that step may be used.
     fn wait(&mut self, ticket: Ticket, out: &mut StepOutput) -> Result<()>;
 
-    /// Asks the device to end the slot's chain before its next token.
+    /// Asks the device to end the slot's chain before its next token. It counts for the tickets
+    /// submitted so far: a later step of the slot runs as if nothing had been said.
     fn stop(&mut self, slot: SlotId);
 
     /// Runs a command after every step submitted before it.
@@ -240,7 +266,7 @@ pub trait Program: Send {
     /// Adds blocks to every pool without moving what is there.
     ///
     /// # Errors
-    /// `is_out_of_memory` with the bytes needed.
+    /// `is_out_of_memory` with the bytes needed, `is_unsupported` where pools are fixed.
     fn grow_kv(&mut self, blocks: u32) -> Result<()>;
 
     /// Runs the step like `submit` and `wait` and tells the time of every kind of op.

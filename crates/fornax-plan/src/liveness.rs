@@ -2,6 +2,7 @@
 //! use it so that scratch is small and reuse invents no hazards. It knows no device.
 
 use crate::ids::ValueId;
+use crate::op::Op;
 use crate::plan::{Plan, RowSpace, ValueType};
 
 /// A buffer that several values use one after the other.
@@ -35,9 +36,14 @@ impl Buffers {
 /// where it reads, and frees it after its last reader.
 pub fn assign(plan: &Plan) -> Buffers {
     let mut last_use = vec![0; plan.values.len()];
+    let mut kept = vec![false; plan.values.len()];
     for (at, op) in plan.ops.iter().enumerate() {
         for v in op.inputs().iter().chain(op.outputs().iter()) {
             last_use[v.ix()] = at;
+        }
+        // What the host asks for is read after the last op.
+        if matches!(op, Op::Sample { .. } | Op::HiddenOut { .. }) {
+            op.inputs().iter().for_each(|v| kept[v.ix()] = true);
         }
     }
     let mut buffers = Buffers { specs: Vec::new(), of: vec![u32::MAX; plan.values.len()] };
@@ -49,7 +55,7 @@ pub fn assign(plan: &Plan) -> Buffers {
         }
         for v in op.inputs().iter().chain(op.outputs().iter()) {
             let ix = buffers.of[v.ix()];
-            if last_use[v.ix()] == at && !free.contains(&ix) {
+            if last_use[v.ix()] == at && !kept[v.ix()] && !free.contains(&ix) {
                 free.push(ix);
             }
         }
@@ -77,7 +83,7 @@ fn take(buffers: &mut Buffers, free: &mut Vec<u32>, plan: &Plan, value: ValueId)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::op::{Linear, Op};
+    use crate::op::Linear;
     use crate::plan::{Hyper, WeightRef};
 
     #[test]

@@ -280,6 +280,19 @@ impl Plan {
         self.values[value.ix()].width
     }
 
+    /// The width of hidden rows as the host gets them; 0 where the plan hands none out.
+    pub fn hidden_width(&self) -> u32 {
+        let find = |op: &Op| if let Op::HiddenOut { x } = op { Some(self.width(*x)) } else { None };
+        self.ops.iter().find_map(find).unwrap_or(0)
+    }
+
+    /// The width of logit rows as the host gets them; 0 where the plan samples nothing.
+    pub fn logits_width(&self) -> u32 {
+        let find =
+            |op: &Op| if let Op::Sample { logits } = op { Some(self.width(*logits)) } else { None };
+        self.ops.iter().find_map(find).unwrap_or(0)
+    }
+
     /// How many ops read a value.
     pub fn uses(&self, value: ValueId) -> usize {
         self.ops

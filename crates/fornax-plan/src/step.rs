@@ -31,6 +31,7 @@ impl Tokens<'_> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Want {
     /// A token chosen by the sequence's [`SampleParams`], and its log-probability where asked.
+    /// The last such row of a sequence sets its slot's last token.
     Token {
         /// Fill [`TokenOut::logprob`] (natural log, of the unmodified distribution).
         logprob: bool,

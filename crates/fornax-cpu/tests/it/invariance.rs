@@ -21,7 +21,15 @@ pub(crate) fn device(isa: Isa, threads: usize) -> CpuDevice {
 
 pub(crate) fn limits(kv_type: KvType) -> Limits {
     let kv_blocks = SLOTS * BLOCKS_EACH;
-    Limits { slots: SLOTS, rows: 400, wanted: 400, kv_blocks, kv_type, act: None }
+    Limits {
+        slots: SLOTS,
+        rows: 400,
+        wanted: 400,
+        kv_blocks,
+        kv_type,
+        act: None,
+        ..Limits::default()
+    }
 }
 
 /// Scattered blocks: no two neighbours of a sequence lie side by side.

@@ -94,8 +94,15 @@ impl Runner {
     ) -> Runner {
         let per_seq = context.div_ceil(device.info().kv_block);
         let blocks = per_seq * slots + 1;
-        let limits =
-            Limits { slots, rows: 256, wanted: 256, kv_blocks: blocks, kv_type, act: Some(act) };
+        let limits = Limits {
+            slots,
+            rows: 256,
+            wanted: 256,
+            kv_blocks: blocks,
+            kv_type,
+            act: Some(act),
+            ..Limits::default()
+        };
         let program = device.prepare(plan, &limits).unwrap_or_else(|e| panic!("prepare: {e}"));
         Runner { program, groups: plan.kv.len(), per_seq, blocks, out: StepOutput::default() }
     }

@@ -81,7 +81,8 @@ fn run(
     let each = 64u32.div_ceil(block);
     let kv_blocks = n * each;
     let act = Some(device.info().act);
-    let limits = Limits { slots: n, rows: 128, wanted: 128, kv_blocks, kv_type, act };
+    let limits =
+        Limits { slots: n, rows: 128, wanted: 128, kv_blocks, kv_type, act, ..Limits::default() };
     let mut program = device.prepare(plan, &limits).unwrap();
     let mut rng = Rng(seed, 0);
     let shift = rng.below(n as usize) as u32;

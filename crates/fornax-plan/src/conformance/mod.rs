@@ -87,6 +87,7 @@ pub fn limits_for(case: &Case, device: &dyn Device) -> Limits {
         kv_blocks: slots * longest.div_ceil(info.kv_block) + 3,
         kv_type: case.kv_type,
         act: Some(info.act),
+        ..Limits::default()
     }
 }
 

@@ -26,7 +26,7 @@ pub fn proof_plan(ty: TensorType) -> Plan {
     };
     let table = linear(&mut plan, "embd", VOCAB, width).weight;
     let x = plan.value("x", width);
-    plan.push(Op::Embed { table, scale: 8.0, out: x });
+    plan.push(Op::Embed { table, scale: 0.5, out: x });
 
     let start = plan.ops.len() as u32;
     let h = plan.value("h", width);

@@ -62,6 +62,7 @@ impl Device for ReferenceDevice {
             kv_block: self.kv_block,
             act: ActMode::F32,
             weight_types: fornax_gguf::TensorType::ALL.to_vec(),
+            in_flight: 1,
         }
     }
 
