@@ -137,7 +137,7 @@ fn what_a_step_asks_in_vain_is_named() {
     let e = program.submit(&[SeqStep { sample: Some(warm), ..base() }]).unwrap_err();
     assert!(e.is_unsupported() && e.to_string().contains("sequence 0"), "{e}");
     let e = program.submit(&[SeqStep { max_new: 65, ..base() }]).unwrap_err();
-    assert!(e.is_unsupported() && e.to_string().contains("at most 64"), "{e}");
+    assert!(e.is_malformed() && e.to_string().contains("at most 64"), "{e}");
     let e = program.submit(&[seq(0, Tokens::Last { draft: &[] }, 0, &table)]).unwrap_err();
     assert!(e.is_malformed() && e.to_string().contains("chosen no token"), "{e}");
     let mut out = StepOutput::default();
