@@ -135,6 +135,10 @@ impl Compiler {
             "-fsanitize=alignment,integer-divide-by-zero"
         };
         flags.push(sanitize);
+        if checked {
+            // A thread variable that is read before it is written holds nothing that a test could take for a result.
+            flags.push("-ftrivial-auto-var-init=pattern");
+        }
         if checked && self.clang {
             flags.extend(["-mllvm", "-tsan-instrument-func-entry-exit=0"]);
         } else if checked {

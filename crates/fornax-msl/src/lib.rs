@@ -15,6 +15,7 @@ mod inline;
 mod lex;
 mod library;
 mod lines;
+mod lint;
 mod memory;
 mod prepare;
 mod queue;
@@ -27,6 +28,7 @@ pub use error::{Error, Fault, FaultKind};
 pub use library::{
     Argument, CompileOptions, FunctionConstant, KernelInfo, Library, Pipeline, Space, Value,
 };
+pub use lint::lint;
 pub use memory::{Buffer, Owner};
 pub use prepare::BarrierSite;
 pub use queue::{Command, Options, Order, Queue};

@@ -12,6 +12,7 @@ use crate::compiler::Compiler;
 use crate::ffi::{ConstantDesc, KernelDesc, Runtime, Table};
 use crate::glue;
 use crate::prepare::{self, BarrierSite, Prepared};
+use crate::rewrite::Target;
 
 /// Where the host puts what an argument points at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,12 +162,8 @@ impl Library {
     ) -> Result<Library, Error> {
         let compiler = Compiler::get()?;
         Runtime::load()?;
-        let mut whole = String::new();
-        for (name, text) in sources {
-            let name = name.replace(['"', '\\', '\n'], "_");
-            whole.push_str(&format!("#line 1 \"{name}\"\n{text}\n"));
-        }
-        let prepared = prepare::prepare(&compiler.preprocess(&whole, &options.defines)?)?;
+        let text = compiler.preprocess(&joined(sources), &options.defines)?;
+        let prepared = prepare::prepare(&text, Target::Emulator)?;
         let path = compiler.kernels(&glue::complete(&prepared)?, !options.unchecked)?;
         Library::load(path, prepared, !options.unchecked)
     }
@@ -261,6 +258,16 @@ impl Library {
     pub(crate) fn is_checked(&self) -> bool {
         self.0.checked
     }
+}
+
+/// The parts as one source, with markers that keep their names and lines.
+pub(crate) fn joined(sources: &[(&str, &str)]) -> String {
+    let mut whole = String::new();
+    for (name, text) in sources {
+        let name = name.replace(['"', '\\', '\n'], "_");
+        whole.push_str(&format!("#line 1 \"{name}\"\n{text}\n"));
+    }
+    whole
 }
 
 /// One kernel, ready to be dispatched.

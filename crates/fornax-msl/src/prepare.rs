@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 
 use crate::Error;
 use crate::lex::{self, Kind, Token};
-use crate::rewrite::Rewriter;
+use crate::rewrite::{Rewriter, Target};
 use crate::signature::{self, Attribute, Parameter, attribute_end, close, close_angle, solid};
 
 /// A kernel function, or one instantiation of a kernel template.
@@ -61,9 +61,9 @@ pub(crate) struct Prepared {
 ///
 /// # Errors
 /// A rule of the language that C++ would not hold the source to, or a form that the pass does not know; with file and line.
-pub(crate) fn prepare(source: &str) -> Result<Prepared, Error> {
+pub(crate) fn prepare(source: &str, target: Target) -> Result<Prepared, Error> {
     let tokens = lex::tokens(source)?;
-    let mut pass = Pass { rewriter: Rewriter::new(&tokens), templates: Vec::new() };
+    let mut pass = Pass { rewriter: Rewriter::new(&tokens, target), templates: Vec::new() };
     pass.statements()?;
     let mut out = pass.rewriter.out;
     let names: Vec<&String> = out.kernels.iter().map(|k| &k.host_name).collect();
@@ -345,7 +345,12 @@ impl<'a> Pass<'_, 'a> {
         let type_text = signature::text(&kept).trim().to_owned();
         let newlines = newlines(&self.rewriter.tokens[start..end]);
         if let Some(id) = attribute(attributes, "function_constant") {
-            self.rewriter.push(&format!("static {type_text} {name}; static bool msl_set_{name};"));
+            self.rewriter.push(&match self.rewriter.target {
+                Target::Emulator => {
+                    format!("static {type_text} {name}; static bool msl_set_{name};")
+                }
+                Target::Lint => format!("extern constant {type_text} {name};"),
+            });
             self.rewriter.push(&newlines);
             self.rewriter.specialised.push(name.clone());
             self.rewriter.out.constants.push(Specialised { name, type_text, id });
@@ -359,14 +364,21 @@ impl<'a> Pass<'_, 'a> {
         if depends {
             let written = self.rewriter.apart(start..end)?;
             let right = written.split_once('=').map_or("", |(_, r)| r).to_owned();
-            self.rewriter.push(&format!("static {type_text} {name};{newlines}"));
+            self.rewriter.push(&match self.rewriter.target {
+                Target::Emulator => format!("static {type_text} {name};{newlines}"),
+                Target::Lint => format!(
+                    "extern constant {type_text} {name}; inline {type_text} msl_value_of_{name}() {{ return {right}; }}"
+                ),
+            });
             self.rewriter.out.derived.push_str(&format!("{name} = {right};\n"));
             self.note_words(&name, start, end);
             self.rewriter.specialised.push(name);
             return Ok(());
         }
         let fixed = qualified("const") || qualified("constexpr");
-        self.rewriter.push(if fixed { "static " } else { "static const " });
+        if self.rewriter.target == Target::Emulator {
+            self.rewriter.push(if fixed { "static " } else { "static const " });
+        }
         self.rewriter.code(start..end + 1, "")
     }
 }

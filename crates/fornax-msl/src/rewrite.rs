@@ -26,6 +26,15 @@ const FORBIDDEN: [&str; 13] = [
     "std",
 ];
 
+/// Who reads the output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// A C++ compiler, and then the emulator.
+    Emulator,
+    /// A compiler that knows address spaces and only checks.
+    Lint,
+}
+
 pub(crate) struct Rewriter<'t, 'a> {
     pub(crate) tokens: &'t [Token<'a>],
     files: &'t [String],
@@ -37,10 +46,11 @@ pub(crate) struct Rewriter<'t, 'a> {
     /// Whether the code is a kernel's own.
     pub(crate) kernel: bool,
     arrays: u32,
+    pub(crate) target: Target,
 }
 
 impl<'t, 'a> Rewriter<'t, 'a> {
-    pub(crate) fn new(tokens: &'t Tokens<'a>) -> Rewriter<'t, 'a> {
+    pub(crate) fn new(tokens: &'t Tokens<'a>, target: Target) -> Rewriter<'t, 'a> {
         Rewriter {
             tokens: &tokens.list,
             files: &tokens.files,
@@ -49,6 +59,7 @@ impl<'t, 'a> Rewriter<'t, 'a> {
             specialised: Vec::new(),
             kernel: false,
             arrays: 0,
+            target,
         }
     }
 
@@ -113,11 +124,19 @@ impl<'t, 'a> Rewriter<'t, 'a> {
     fn word(&mut self, i: usize, before: &str, function: &str) -> Result<usize, Error> {
         let t = self.tokens[i];
         let start = matches!(before, ";" | "{" | "}");
+        let lint = self.target == Target::Lint;
         match t.text {
             "threadgroup" if start && !function.is_empty() => {
-                return Ok(self.threadgroup(i)?.unwrap_or(i + 1));
+                if let Some(next) = self.threadgroup(i)? {
+                    return Ok(next);
+                }
+                if !lint {
+                    return Ok(i + 1);
+                }
             }
-            "threadgroup_barrier" | "simdgroup_barrier" if self.follows(i, "(").is_some() => {
+            "threadgroup_barrier" | "simdgroup_barrier"
+                if !lint && self.follows(i, "(").is_some() =>
+            {
                 let open = self.follows(i, "(").unwrap_or(i);
                 let site = self.out.barriers.len();
                 let file = self.files[t.file].clone();
@@ -133,12 +152,13 @@ impl<'t, 'a> Rewriter<'t, 'a> {
                     return Err(self.error(i, "is_function_constant_defined needs a name"));
                 };
                 let name = signature::text(&self.tokens[open + 1..last]);
-                self.push(&format!("msl_set_{}", name.trim()));
+                let name_of = if lint { "msl_defined(" } else { "msl_set_" };
+                self.push(&format!("{name_of}{}{}", name.trim(), if lint { ")" } else { "" }));
                 self.out.questioned.insert(name.trim().to_owned());
                 return Ok(last + 1);
             }
             "kernel" => return Ok(i + 1),
-            _ if SPACES.contains(&t.text) => return Ok(i + 1),
+            _ if !lint && SPACES.contains(&t.text) => return Ok(i + 1),
             _ if FORBIDDEN.contains(&t.text) => {
                 return Err(self.error(i, &format!("'{}' is not in the language", t.text)));
             }
@@ -154,7 +174,7 @@ impl<'t, 'a> Rewriter<'t, 'a> {
                     return Err(self.error(i, &format!("'long {next}' is not in the language")));
                 }
             }
-            _ if before == "." && self.is_swizzle(t.text) => {
+            _ if !lint && before == "." && self.is_swizzle(t.text) => {
                 self.swizzle(i);
                 return Ok(i + 1);
             }
@@ -243,9 +263,16 @@ impl<'t, 'a> Rewriter<'t, 'a> {
             };
             let (name, size) = (part[at].text, signature::text(&part[at + 1..]));
             let slot = self.arrays + n as u32;
-            written.push_str(&format!(
-                "typedef {kind} msl_t{slot}{size}; msl_t{slot} &{name} = msl::threadgroup_array<msl_t{slot}>({slot}u, \"{name}\"); "
-            ));
+            let kept = format!("typedef {kind} msl_t{slot}{size}; ");
+            written.push_str(&match self.target {
+                Target::Emulator => format!(
+                    "{kept}msl_t{slot} &{name} = msl::threadgroup_array<msl_t{slot}>({slot}u, \"{name}\"); "
+                ),
+                // Any address will do: nothing runs.
+                Target::Lint => format!(
+                    "{kept}threadgroup msl_t{slot} &{name} = *(threadgroup msl_t{slot} *)16; "
+                ),
+            });
         }
         self.arrays += parts.len() as u32;
         self.push(&written);

@@ -189,6 +189,30 @@ fn histogram() -> Demo {
     Demo { library, dispatch, outputs, check }
 }
 
+fn reverse_rows() -> Demo {
+    let library = compile("exchange.metal", include_str!("kernels/exchange.metal"));
+    let x = noise(12, 256);
+    let pipeline = library.pipeline("reverse_rows", &[]).expect("a pipeline");
+    let y = Buffer::new("y", 1024).expect("memory");
+    let dispatch = Dispatch::new(&pipeline, [2, 1, 1], [128, 1, 1])
+        .buffer(0, &filled("x", &floats(&x)))
+        .buffer(1, &y);
+    let want: Vec<f64> = x.iter().map(|&v| 2.0 * f64::from(v)).collect();
+    let check = Box::new(move |o: &[Buffer]| close(&read_floats(&o[0]), &want, 1e-6));
+    Demo { library, dispatch, outputs: vec![y], check }
+}
+
+fn neighbours() -> Demo {
+    let library = compile("exchange.metal", include_str!("kernels/exchange.metal"));
+    let pipeline = library.pipeline("neighbours", &[]).expect("a pipeline");
+    let (x, y) = (Buffer::new("x", 512).expect("memory"), Buffer::new("y", 512).expect("memory"));
+    let dispatch = Dispatch::new(&pipeline, [2, 1, 1], [64, 1, 1]).buffer(0, &x).buffer(1, &y);
+    let want: Vec<f64> =
+        (0..128).map(|i| f64::from((i % 64) ^ 1) + f64::from((i % 64) ^ 32)).collect();
+    let check = Box::new(move |o: &[Buffer]| close(&read_floats(&o[0]), &want, 1e-6));
+    Demo { library, dispatch, outputs: vec![y], check }
+}
+
 fn demos() -> Vec<(&'static str, Demo)> {
     vec![
         ("norm", norm(true, false)),
@@ -198,6 +222,8 @@ fn demos() -> Vec<(&'static str, Demo)> {
         ("matmul f32", matmul(false)),
         ("matmul f16", matmul(true)),
         ("histogram", histogram()),
+        ("reverse rows", reverse_rows()),
+        ("neighbours", neighbours()),
     ]
 }
 
@@ -228,7 +254,7 @@ fn removing_any_barrier_shows() {
             }
         }
     }
-    assert!(removed >= 11, "only {removed} barriers were found");
+    assert!(removed >= 14, "only {removed} barriers were found");
 }
 
 #[test]

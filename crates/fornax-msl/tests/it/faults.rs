@@ -6,7 +6,7 @@ use fornax_msl::{
     Buffer, Command, Dispatch, Error, Fault, FaultKind, Library, Options, Order, Owner, Queue,
 };
 
-use crate::{compile, filled, floats, orders, run, words};
+use crate::{compile, filled, floats, orders, read_floats, run, words};
 
 const SOURCE: &str = include_str!("kernels/faults.metal");
 
@@ -153,9 +153,14 @@ fn misaligned_accesses() {
 #[test]
 fn races_in_a_threadgroup() {
     let y = empty("y", 64);
-    for (name, threads) in
-        [("race_read", 64), ("race_write", 2), ("race_in_simdgroup", 32), ("race_atomic", 2)]
-    {
+    for (name, threads) in [
+        ("race_read", 64),
+        ("race_write", 2),
+        ("race_in_simdgroup", 32),
+        ("race_flags", 64),
+        ("race_across_simdgroups", 64),
+        ("race_atomic", 2),
+    ] {
         always(&dispatch(name, 1, threads).buffer(0, &y), FaultKind::Race);
     }
     let d = dispatch("race_device", 1, 64).buffer(0, &y).buffer(1, &empty("z", 64));
@@ -230,4 +235,44 @@ fn writes_to_what_is_read_only_and_divisions() {
     let d = |n: u32| dispatch("divide", 1, 32).buffer(0, &empty("y", 32)).bytes(1, &words(&[n]));
     always(&d(0), FaultKind::Division);
     run(d(3), Options::default()).expect("no division by zero");
+}
+
+#[test]
+fn a_thread_variable_without_a_value_spoils_the_result() {
+    let y = empty("y", 32);
+    let d = dispatch("unset", 1, 32).buffer(0, &y).bytes(1, &words(&[5]));
+    run(d, Options::default()).expect("no access at fault");
+    for (i, v) in read_floats(&y).into_iter().enumerate() {
+        assert!(if i % 8 < 5 { v == 0.0 } else { v.is_nan() || v.abs() > 1e30 }, "{i}: {v}");
+    }
+}
+
+#[test]
+fn a_mapped_file_is_wrapped_without_a_copy() {
+    let path = std::env::temp_dir().join(format!("fornax-msl-{}", std::process::id()));
+    std::fs::write(&path, floats(&[2.0; 8192])).expect("a temporary file");
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(&path).expect("it is there");
+    std::fs::remove_file(&path).expect("it is there");
+    // SAFETY: the file has no name, so nobody shortens it.
+    let map = unsafe { memmap2::Mmap::map(&file) }.expect("a map");
+    let owner: Owner = Arc::new(map);
+    let wrapped = Buffer::wrap("weights", &owner).expect("memory");
+    // What is written to the file shows in the buffer: both are the same pages.
+    std::os::unix::fs::FileExt::write_all_at(&file, &floats(&[3.0]), 4100).expect("a write");
+    let mut bytes = [0; 8];
+    wrapped.read(4096, &mut bytes).expect("a range inside");
+    assert_eq!(bytes.to_vec(), floats(&[2.0, 3.0]));
+
+    let y = empty("y", 32);
+    let d = |from: usize, at: u32| {
+        dispatch("read_past", 1, 32)
+            .range(0, &wrapped, from, 128)
+            .buffer(1, &y)
+            .bytes(2, &words(&[at]))
+    };
+    let report = run(d(4100, 0), Options::default()).expect("all inside");
+    assert_eq!(read_floats(&y)[..2], [3.0, 2.0]);
+    assert_eq!(report.dispatches[0].traffic[0].bytes_read, 128);
+    let f = always(&d(4100, 1), FaultKind::OutOfBounds);
+    assert_eq!((f.buffer.as_deref(), f.offset), (Some("weights"), 128));
 }

@@ -102,6 +102,19 @@ fn scalars() {
 }
 
 #[test]
+fn each_half_operation_rounds() {
+    let pipeline = compile("language.metal", SOURCE).pipeline("halves", &[]).expect("a pipeline");
+    let out = Buffer::new("out", 24).expect("memory");
+    // 2048, 1 and 2^-11 in half precision.
+    let values: Vec<u8> =
+        [0x6800u16, 0x3c00, 0x1000].iter().flat_map(|v| v.to_ne_bytes()).collect();
+    let d = Dispatch::new(&pipeline, [1, 1, 1], [1, 1, 1]).buffer(0, &out).bytes(1, &values);
+    run(d, Options::default()).expect("sound");
+    let inf = f32::INFINITY;
+    assert_eq!(read_floats(&out), [2048.0, inf, 2048.0, 2048.0, 2.0, 2049.0]);
+}
+
+#[test]
 fn simdgroup_functions() {
     let got = outputs("simd", 64, 64 * 32 - 6);
     // The lanes' values are apart, so the first one's stop at its own.

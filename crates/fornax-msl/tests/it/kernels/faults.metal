@@ -122,6 +122,29 @@ kernel void race_device(device float *y [[buffer(0)]], device float *z [[buffer(
     threadgroup_barrier(mem_flags::mem_threadgroup);
     z[t] = y[63 - t]; // race_device
 }
+kernel void race_flags(device float *y [[buffer(0)]], uint t [[thread_index_in_threadgroup]]) {
+    threadgroup float part[64];
+    part[t] = 1.0f;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    part[t] = 2.0f; // race_flags
+    threadgroup_barrier(mem_flags::mem_device);
+    y[t] = part[63 - t]; // race_flags
+}
+kernel void race_across_simdgroups(device float *y [[buffer(0)]], uint t [[thread_index_in_threadgroup]]) {
+    threadgroup float part[64];
+    part[t] = 1.0f;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    part[t] = 2.0f; // race_across_simdgroups
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    y[t] = part[(t + 32) & 63]; // race_across_simdgroups
+}
+kernel void unset(device float *y [[buffer(0)]], constant uint &n [[buffer(1)]], uint t [[thread_index_in_threadgroup]]) {
+    float values[8];
+    for (uint i = 0; i < n; i++) {
+        values[i] = 0.0f;
+    }
+    y[t] = values[t & 7];
+}
 kernel void race_atomic(device uint *y [[buffer(0)]], uint t [[thread_index_in_threadgroup]]) {
     threadgroup uint count;
     if (t == 0) {

@@ -133,6 +133,20 @@ template [[host_name("matrices_f32")]] kernel void matrices<float>(device const 
 template [[host_name("matrices_f16")]] kernel void matrices<half>(device const half *, device half *, device float *, uint);
 template [[host_name("matrices_bf16")]] kernel void matrices<bfloat>(device const bfloat *, device bfloat *, device float *, uint);
 
+// Each half operation rounds by itself: 2048 + 1 is 2048, and a product beyond 65504 is infinite.
+kernel void halves(device uint *out [[buffer(0)]], constant half *v [[buffer(1)]]) {
+    uint n = 0;
+    PUT(v[0] + v[1] + v[1]);
+    PUT(v[0] * v[0] * v[2]);
+    half sum = v[0];
+    for (int i = 0; i < 4; i++) { sum += v[1]; }
+    PUT(sum);
+    const half4 h = half4(v[0]) + half4(v[1]) + half4(v[1]);
+    PUT(h.y);
+    PUT(fma(v[0], v[2], v[1]));
+    PUT(float(v[0]) + float(v[1]));
+}
+
 kernel void atomics(device atomic_int *n [[buffer(0)]], device uint *out [[buffer(1)]], uint t [[thread_position_in_grid]]) {
     int expected = atomic_load_explicit(&n[0], memory_order_relaxed);
     while (!atomic_compare_exchange_weak_explicit(&n[0], &expected, expected + 2, memory_order_relaxed, memory_order_relaxed)) {
