@@ -2,7 +2,7 @@
 # usage: scripts/lint-metal.sh [SOURCE...]            (default: every kernel source of fornax-metal)
 # Holds Metal kernel sources to their address spaces and types with clang's C++ for OpenCL, on Linux; installs clang 19 on
 # Debian when it is missing. A SOURCE is a file, or several joined with + as the host joins them. By default each file in a
-# folder of crates/fornax-metal/kernels is one source, behind the files that lie beside the folders.
+# folder of crates/fornax-metal/kernels is one source, behind the shared ones in the folder blocks.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -15,10 +15,9 @@ sources=("$@")
 if [ $# = 0 ]; then
   cd "$root/crates/fornax-metal"
   if [ -d kernels ]; then
-    shared=$(find kernels -maxdepth 1 -name '*.metal' | sort | tr '\n' '+')
-    mapfile -t files < <(find kernels -mindepth 2 -name '*.metal' | sort)
+    shared=$(find kernels/blocks -name '*.metal' | sort | tr '\n' '+')
+    mapfile -t files < <(find kernels -name '*.metal' -not -path 'kernels/blocks/*' | sort)
     sources=("${files[@]/#/$shared}")
-    [ ${#sources[@]} != 0 ] || [ -z "$shared" ] || sources=("${shared%+}")
   fi
 fi
 manifest=(--quiet --manifest-path "$root/Cargo.toml" --package fornax-msl)
