@@ -90,8 +90,13 @@ static const char *verb(Kind k) { return k == LOAD ? "read" : k == STORE ? "writ
 [[noreturn]] static void clash_fault(const Clash &c, int binding, int64_t offset, size_t n, Kind kind, const void *pc, const char *where) {
   const bool store = kind == STORE || kind == ATOMIC_STORE;
   const char *other = c.was_write ? "written" : "read";
-  if (c.how == 2)
-    fault(CONFLICT, binding, offset, uint32_t(n), store, pc, nullptr, 0, "%s of bytes that another threadgroup of the same barrier-free span has %s (%u)", verb(kind), other, stamp_of(c.record));
+  if (c.how == 2) {
+    const Past *p = who_ran(stamp_of(c.record));
+    const Past unknown = {0, {0, 0, 0}, "?", 0};
+    if (!p) p = &unknown;
+    fault(CONFLICT, binding, offset, uint32_t(n), store, pc, nullptr, 0,
+          "%s of bytes that threadgroup [%u, %u, %u] of dispatch %llu (kernel %s) has %s, with no barrier between", verb(kind), p->group[0], p->group[1], p->group[2], (unsigned long long)p->dispatch, p->name, other);
+  }
   const uint32_t t = thread_of(c.record);
   char who[32] = "an atomic access";
   if (t != ATOMIC) std::snprintf(who, sizeof who, "thread %u", t);

@@ -45,6 +45,8 @@ struct Launch {
   int64_t disabled_barrier;
   uint32_t order; // 0 ascending, 1 by the seed
   uint32_t checks;
+  const char *name; // the kernel's
+  uint64_t dispatch; // its place among those of the run
 };
 
 enum FaultKind : uint32_t {
@@ -107,6 +109,8 @@ void msl_atomic_store(volatile void *p, uint32_t v, const void *pc);
 // Entered by the host.
 int msl_run_group(const Launch *, const uint32_t group[3], uint64_t seed, Fault *fault);
 void msl_begin_span();
+// Ends a simdgroup function whose argument differs from lane to lane where it must not.
+void msl_not_uniform(const char *name, const char *file, int line);
 int msl_clock_is_low(); // true: the host clears all cells and calls msl_reset_clock
 void msl_reset_clock();
 uint64_t msl_group_bytes(); // threadgroup memory of the last group that ran

@@ -4,10 +4,18 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <algorithm>
 #include <sys/mman.h>
+#include <vector>
 
 namespace msl {
 Group G;
+static std::vector<Past> past;
+
+const Past *who_ran(uint32_t stamp) {
+  const auto after = std::upper_bound(past.begin(), past.end(), stamp, [](uint32_t s, const Past &p) { return s < p.start; });
+  return after == past.begin() ? nullptr : &after[-1];
+}
 
 #if defined(__x86_64__)
 // Saves the callee-saved registers on the old stack and takes them from the new one.
@@ -192,6 +200,10 @@ extern "C" void msl_simdgroup_barrier(uint32_t site, int flags, const char *file
   msl_exchange("simdgroup_barrier", &flags, sizeof flags, joined, file, line, nullptr);
 }
 
+extern "C" void msl_not_uniform(const char *name, const char *file, int line) {
+  fault(DIVERGENT, -1, 0, 0, false, nullptr, file, line, "%s with an argument that is not the same in all lanes", name);
+}
+
 extern "C" uint32_t msl_lane() { return G.current % WIDTH; }
 extern "C" void msl_place(Place *p) {
   const uint32_t *z = G.launch->size, i = G.current;
@@ -257,6 +269,7 @@ extern "C" int msl_run_group(const Launch *launch, const uint32_t group[3], uint
   G.random = seed | 1;
   tick();
   G.group_start = G.clock;
+  past.push_back({G.clock, {group[0], group[1], group[2]}, launch->name, launch->dispatch});
   G.synced[0] = G.synced[1] = G.clock;
   G.ready_simds = G.simds == 32 ? ~0u : (1u << G.simds) - 1;
   for (unsigned s = 0; s < G.simds; s++) {
@@ -280,11 +293,13 @@ extern "C" int msl_run_group(const Launch *launch, const uint32_t group[3], uint
 
 extern "C" void msl_begin_span() {
   tick();
+  past.clear();
   G.span_start = G.clock;
 }
 extern "C" int msl_clock_is_low() { return G.clock > CLOCK_END / 2; }
 extern "C" void msl_reset_clock() {
   if (G.arena_cells) madvise(G.arena_cells, GROUP_LIMIT * ARRAYS * 16, MADV_DONTNEED);
+  past.clear();
   G.clock = 1;
   G.span_start = 1;
 }

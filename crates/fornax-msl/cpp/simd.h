@@ -67,7 +67,33 @@ MSL_SCAN(simd_prefix_exclusive_sum, Sum, false) MSL_SCAN(simd_prefix_inclusive_s
 MSL_SCAN(simd_prefix_exclusive_product, Product, false) MSL_SCAN(simd_prefix_inclusive_product, Product, true)
 #undef MSL_SCAN
 #define MSL_MOVE(f, from) template <class T> inline T f(T v, ushort k, At at = At::here()) { MSL_SIMD_TYPE; return lane_value<T>(#f, v, at, from); }
-MSL_MOVE(simd_broadcast, k) MSL_MOVE(simd_shuffle, k) MSL_MOVE(simd_shuffle_xor, int(msl::msl_lane()) ^ k)
+MSL_MOVE(simd_shuffle, k)
+#undef MSL_MOVE
+// The others need the same argument in all lanes; it travels behind the value.
+MSL_RAW inline void check_uniform(msl::Slot *s, uint32_t present) {
+  ushort first = 0, seen = 0;
+  for (int l = 0; l < 32; l++) {
+    ushort k;
+    __builtin_memcpy(&k, s[l].b + 24, sizeof k);
+    if (!(present >> l & 1)) continue;
+    if (seen && k != first) seen = 2;
+    else if (!seen) first = k, seen = 1;
+    if (seen == 2) break;
+  }
+  const ushort bad = seen == 2;
+  for (int l = 0; l < 32; l++) __builtin_memcpy(s[l].b + 26, &bad, sizeof bad);
+}
+template <class T> MSL_RAW __attribute__((noinline)) T moved(const char *name, T v, ushort k, At at, int from) {
+  unsigned char payload[28] = {};
+  static_assert(sizeof v <= 24, "a value of a simdgroup function has four components at most");
+  __builtin_memcpy(payload, (const void *)&v, sizeof v), __builtin_memcpy(payload + 24, &k, sizeof k);
+  uint32_t present;
+  const msl::Slot *s = msl::msl_exchange(name, payload, sizeof payload, check_uniform, at.file, at.line, &present);
+  if (s[msl::msl_lane()].b[26]) msl::msl_not_uniform(name, at.file, at.line);
+  return unsigned(from) < 32 && present >> from & 1 ? slot_value<T>(s[from]) : v;
+}
+#define MSL_MOVE(f, from) template <class T> inline T f(T v, ushort k, At at = At::here()) { MSL_SIMD_TYPE; return moved<T>(#f, v, k, at, from); }
+MSL_MOVE(simd_broadcast, k) MSL_MOVE(simd_shuffle_xor, int(msl::msl_lane()) ^ k)
 MSL_MOVE(simd_shuffle_down, int(msl::msl_lane()) + k) MSL_MOVE(simd_shuffle_up, int(msl::msl_lane()) - k)
 MSL_MOVE(simd_shuffle_rotate_down, (int(msl::msl_lane()) + k) & 31) MSL_MOVE(simd_shuffle_rotate_up, (int(msl::msl_lane()) - k) & 31)
 #undef MSL_MOVE

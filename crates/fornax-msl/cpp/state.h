@@ -63,6 +63,14 @@ struct Group {
 };
 extern Group G;
 
+struct Past { // a threadgroup that ran in this span
+  uint32_t start; // the clock when it began
+  uint32_t group[3];
+  const char *name;
+  uint64_t dispatch;
+};
+const Past *who_ran(uint32_t stamp);
+
 [[noreturn]] void fault(uint32_t kind, int binding, int64_t offset, uint32_t size, bool write, const void *pc, const char *file, int line,
                         const char *text, ...) __attribute__((format(printf, 9, 10)));
 enum Kind { LOAD, STORE, ATOMIC_LOAD, ATOMIC_STORE };

@@ -88,6 +88,8 @@ pub(crate) struct Launch {
     pub(crate) disabled_barrier: i64,
     pub(crate) order: u32,
     pub(crate) checks: u32,
+    pub(crate) name: *const c_char,
+    pub(crate) dispatch: u64,
 }
 
 #[repr(C)]

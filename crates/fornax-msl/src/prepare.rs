@@ -232,6 +232,9 @@ impl<'a> Pass<'_, 'a> {
                 return Err(self.error(start, &what));
             }
         }
+        if let Some(what) = signature::wrong_built_in(&parameters) {
+            return Err(self.error(start, &format!("kernel {name}: {what}")));
+        }
         let (attributes, _) = signature::take_attributes(&tokens[body..i]);
         let value = |wanted: &str| attribute(&attributes, wanted);
         let max_threads = value("max_total_threads_per_threadgroup").unwrap_or("0".to_owned());

@@ -138,8 +138,8 @@ impl<'d> Span<'d> {
             |d: &&&Dispatch| d.bound.iter().filter(|(_, b)| matches!(b, Bound::Bytes(_))).count();
         let mut inline = inline::Arena::new(span.iter().map(|d| count(&d)).sum())?;
         let mut ready = Vec::new();
-        for dispatch in span {
-            ready.push(Ready::new(dispatch, options, &written, &mut inline)?);
+        for (n, dispatch) in span.iter().enumerate() {
+            ready.push(Ready::new(dispatch, first + n, options, &written, &mut inline)?);
         }
         Ok(Span { ready, order: options.order, first, current: None, _inline: inline })
     }
@@ -219,6 +219,7 @@ impl<'d> Span<'d> {
 impl<'d> Ready<'d> {
     fn new(
         dispatch: &'d Dispatch,
+        place: usize,
         options: &Options,
         written: &[(usize, usize, usize)],
         inline: &mut inline::Arena,
@@ -240,6 +241,8 @@ impl<'d> Ready<'d> {
             disabled_barrier: options.disabled_barrier.map_or(-1, |b| b as i64),
             order: u32::from(options.order != Order::InOrder),
             checks: u32::from(library.is_checked()),
+            name: desc.name,
+            dispatch: place as u64,
         };
         let (mut bindings, mut sets, mut labels) = (Vec::new(), Vec::new(), Vec::new());
         let writes =

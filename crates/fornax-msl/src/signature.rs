@@ -195,3 +195,49 @@ pub(crate) fn built_in(attribute: &str) -> Option<&'static str> {
         _ => return None,
     })
 }
+
+/// What is wrong with the type of a built-in parameter: these are `ushort` or `uint`, an index has one component, and a position
+/// and its size are of one type.
+pub(crate) fn wrong_built_in(parameters: &[Parameter]) -> Option<String> {
+    let of = |p: &Parameter| p.attributes.iter().find_map(|a| built_in(&a.name));
+    let plain = |p: &Parameter| p.type_text.replace("const ", "").replace(" const", "");
+    let mut found: Vec<(&str, String, &str)> = Vec::new();
+    for p in parameters {
+        let Some(source) = of(p) else { continue };
+        let kind = plain(p);
+        let scalar = kind.trim_end_matches(['2', '3']);
+        if !["uint", "ushort", "uint32_t", "uint16_t"].contains(&scalar) {
+            return Some(format!("parameter '{}' is {kind} and has to be uint or ushort", p.name));
+        }
+        let index = !matches!(
+            source,
+            "POSITION_IN_GRID"
+                | "GROUP_IN_GRID"
+                | "POSITION_IN_GROUP"
+                | "THREADS_PER_GROUP"
+                | "GROUPS_PER_GRID"
+                | "THREADS_PER_GRID"
+        );
+        if index && scalar != kind {
+            return Some(format!("parameter '{}' is {kind} and has one component", p.name));
+        }
+        found.push((source, kind, &p.name));
+    }
+    let pairs = [
+        ("POSITION_IN_GRID", "THREADS_PER_GRID"),
+        ("POSITION_IN_GROUP", "THREADS_PER_GROUP"),
+        ("GROUP_IN_GRID", "GROUPS_PER_GRID"),
+    ];
+    for (a, b) in pairs {
+        let one = |s: &str| found.iter().find(|(source, ..)| *source == s);
+        if let (Some(a), Some(b)) = (one(a), one(b))
+            && a.1 != b.1
+        {
+            return Some(format!(
+                "'{}' is {} and '{}' is {}: a position and its size are of one type",
+                a.2, a.1, b.2, b.1
+            ));
+        }
+    }
+    None
+}

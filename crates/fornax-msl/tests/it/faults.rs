@@ -131,6 +131,7 @@ fn barriers_and_simdgroup_functions_that_not_all_reach() {
         ("half_a_sum", 32),
         ("sum_or_max", 32),
         ("sum_after_return", 32),
+        ("lane_by_lane", 32),
         ("barrier_after_return", 64),
     ] {
         always(&dispatch(name, 1, threads).buffer(0, &y), FaultKind::Divergent);
@@ -215,6 +216,8 @@ fn a_conflict_names_the_dispatch() {
     let all = [copy(&a, &c), Command::Barrier, copy(&a, &b), copy(&b, &c)];
     let f = fault(queue.run(&all), "copy", FaultKind::Conflict);
     assert_eq!(f.dispatch, 2, "{f}");
+    let other = "threadgroup [0, 0, 0] of dispatch 1 (kernel copy) has written";
+    assert!(f.to_string().contains(other), "{f}");
 }
 
 #[test]

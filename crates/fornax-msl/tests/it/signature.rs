@@ -213,6 +213,21 @@ fn sources_that_do_not_compile() {
         &kernel("device float *y [[buffer(0)]], uint t", "y[t] = 1;"),
         "parameter 't' of kernel k",
     );
+    fails(
+        &kernel("uint2 t [[thread_index_in_simdgroup]]", ""),
+        "'t' is uint2 and has one component",
+    );
+    fails(
+        &kernel("int t [[thread_position_in_grid]]", ""),
+        "'t' is int and has to be uint or ushort",
+    );
+    fails(
+        &kernel(
+            "uint2 t [[thread_position_in_threadgroup]], uint n [[threads_per_threadgroup]]",
+            "",
+        ),
+        "a position and its size are of one type",
+    );
     fails(&kernel("device float *y [[buffer(31)]]", "y[0] = 1;"), "at index 31");
     fails(
         &kernel("device float *y [[buffer(1)]], device float *z [[buffer(1)]]", ""),

@@ -77,6 +77,9 @@ kernel void sum_after_return(device float *y [[buffer(0)]], uint t [[thread_inde
     }
     y[t] = simd_sum(1.0f); // sum_after_return
 }
+kernel void lane_by_lane(device float *y [[buffer(0)]], uint t [[thread_index_in_threadgroup]]) {
+    y[t] = simd_shuffle_down(float(t), ushort(t & 1)); // lane_by_lane
+}
 kernel void barrier_after_return(device float *y [[buffer(0)]], uint t [[thread_index_in_threadgroup]]) {
     if (t >= 32) {
         return;
