@@ -314,16 +314,27 @@ unsafe fn score<L: Lanes, E: Elements>(a: &Attend<'_>, s: &mut Scratch, b: usize
     unsafe {
         while m < queries {
             let out = s.scores.as_mut_ptr().add(m * SPLIT + b * BLOCK);
-            m += if L::REGISTERS >= 16 && queries - m >= 8 {
-                score_some::<L, E, 8, 2>(a, keys, m, out)
-            } else if L::REGISTERS >= 16 && queries - m >= 4 {
-                score_some::<L, E, 4, 2>(a, keys, m, out)
-            } else if L::REGISTERS >= 16 && queries - m >= 2 {
-                score_some::<L, E, 2, 2>(a, keys, m, out)
-            } else if L::REGISTERS >= 4 && L::REGISTERS < 16 && queries - m >= 4 {
-                score_some::<L, E, 4, 1>(a, keys, m, out)
+            let left = queries - m;
+            // As many queries as there are registers for, so that keys are widened once for all
+            // heads of a usual group.
+            m += if L::REGISTERS >= 16 {
+                match left {
+                    8.. => score_some::<L, E, 8, 2>(a, keys, m, out),
+                    7 => score_some::<L, E, 7, 2>(a, keys, m, out),
+                    6 => score_some::<L, E, 6, 2>(a, keys, m, out),
+                    5 => score_some::<L, E, 5, 2>(a, keys, m, out),
+                    4 => score_some::<L, E, 4, 2>(a, keys, m, out),
+                    3 => score_some::<L, E, 3, 2>(a, keys, m, out),
+                    2 => score_some::<L, E, 2, 2>(a, keys, m, out),
+                    _ => score_some::<L, E, 1, 2>(a, keys, m, out),
+                }
             } else if L::REGISTERS >= 4 {
-                score_some::<L, E, 1, 2>(a, keys, m, out)
+                match left {
+                    4.. => score_some::<L, E, 4, 1>(a, keys, m, out),
+                    3 => score_some::<L, E, 3, 1>(a, keys, m, out),
+                    2 => score_some::<L, E, 2, 1>(a, keys, m, out),
+                    _ => score_some::<L, E, 1, 2>(a, keys, m, out),
+                }
             } else {
                 score_some::<L, E, 1, 1>(a, keys, m, out)
             };
@@ -447,7 +458,9 @@ unsafe fn values<L: Lanes, E: Elements>(
                 let keys = keys.clone();
                 m += if L::REGISTERS >= 16 && wide == 4 && left >= 4 {
                     values_some::<L, E, 4, 4>(a, s, keys, m, w)
-                } else if L::REGISTERS >= 16 && wide == 4 && left >= 2 {
+                } else if L::REGISTERS >= 16 && wide == 4 && left == 3 {
+                    values_some::<L, E, 3, 4>(a, s, keys, m, w)
+                } else if L::REGISTERS >= 16 && wide == 4 && left == 2 {
                     values_some::<L, E, 2, 4>(a, s, keys, m, w)
                 } else if L::REGISTERS >= 4 && left >= 4 {
                     values_wide::<L, E, 4>(a, s, keys, m, w, wide)
