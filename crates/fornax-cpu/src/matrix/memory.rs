@@ -8,7 +8,7 @@ use fornax_plan::{Error, Result};
 
 /// Bytes of a cache line, and of the widest vector.
 const LINE: usize = 64;
-/// Bytes of a large page; allocations of several of them start on one and ask for them.
+/// Bytes of a large page; from two of them on, memory comes from the system, starting on one.
 const LARGE_PAGE: usize = 2 << 20;
 
 /// A fixed number of zeroed bytes.
@@ -28,22 +28,15 @@ impl Memory {
     /// # Errors
     /// `is_out_of_memory`, naming `what` they were for.
     pub(crate) fn zeroed(len: usize, what: &str) -> Result<Memory> {
-        let align = if len >= 2 * LARGE_PAGE { LARGE_PAGE } else { LINE };
-        let layout = Layout::from_size_align(len.max(LINE), align).map_err(|_| {
+        let layout = Layout::from_size_align(len.max(LINE), LINE).map_err(|_| {
             Error::malformed(format!("{what}: {len} bytes is more than the address space holds"))
         })?;
-        // SAFETY: the layout's size is not zero.
-        let at = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(|| {
+        let at = if len >= 2 * LARGE_PAGE { zeroed_pages(layout) } else { zeroed_bytes(layout) };
+        let at = at.ok_or_else(|| {
             Error::out_of_memory(format!(
                 "{what}: {len} bytes could not be had; a smaller model or quantisation needs less"
             ))
         })?;
-        #[cfg(target_os = "linux")]
-        if align == LARGE_PAGE {
-            // SAFETY: the range is exactly the allocation; the advice changes no contents, and
-            // whether it is taken does not matter.
-            unsafe { libc::madvise(at.as_ptr().cast(), len, libc::MADV_HUGEPAGE) };
-        }
         Ok(Memory { at, layout })
     }
 
@@ -58,8 +51,55 @@ impl Memory {
     }
 }
 
+fn zeroed_bytes(layout: Layout) -> Option<NonNull<u8>> {
+    // SAFETY: the layout's size is not zero.
+    NonNull::new(unsafe { alloc_zeroed(layout) })
+}
+
+/// Fresh pages of the system, which are zero without being touched, on a large page where that is
+/// possible and with large pages asked for before the first touch.
+#[cfg(target_os = "linux")]
+fn zeroed_pages(layout: Layout) -> Option<NonNull<u8>> {
+    use libc::{MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE};
+    let len = layout.size();
+    let room = len.checked_add(LARGE_PAGE)?;
+    // SAFETY: an anonymous mapping at an address of the system's choice touches nothing that
+    // exists; what is cut off its two ends is its own, page by page, and unused.
+    unsafe {
+        let (prot, flags) = (PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS);
+        let all = libc::mmap(std::ptr::null_mut(), room, prot, flags, -1, 0);
+        if all == MAP_FAILED {
+            return None;
+        }
+        let page = libc::sysconf(libc::_SC_PAGESIZE).max(1) as usize;
+        let before = all.cast::<u8>().align_offset(LARGE_PAGE);
+        let at = all.cast::<u8>().add(before);
+        let end = before + len.next_multiple_of(page);
+        if before > 0 {
+            libc::munmap(all, before);
+        }
+        if end < room {
+            libc::munmap(all.cast::<u8>().add(end).cast(), room - end);
+        }
+        // Whether the advice is taken does not matter.
+        libc::madvise(at.cast(), len, libc::MADV_HUGEPAGE);
+        NonNull::new(at)
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn zeroed_pages(layout: Layout) -> Option<NonNull<u8>> {
+    zeroed_bytes(layout)
+}
+
 impl Drop for Memory {
     fn drop(&mut self) {
+        #[cfg(target_os = "linux")]
+        if self.layout.size() >= 2 * LARGE_PAGE {
+            // SAFETY: mapped in `zeroed_pages` with this very length, in whole pages.
+            unsafe { libc::munmap(self.at.as_ptr().cast(), self.layout.size()) };
+            return;
+        }
         // SAFETY: allocated in `zeroed` with this very layout.
         unsafe { dealloc(self.at.as_ptr(), self.layout) }
     }

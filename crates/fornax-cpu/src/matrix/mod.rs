@@ -129,6 +129,9 @@ impl Layout {
     }
 }
 
+/// Columns of a plain float format that are packed together.
+const PLAIN_COLUMNS: usize = 128;
+
 /// Sizes of a tile.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
@@ -214,20 +217,25 @@ impl Matrix {
         let at = self.tile(expert, tile).cast_mut();
         let Shape { unit, head, planes, .. } = self.shape;
         let ty = self.source.ty;
-        for row in 0..TILE.min(self.rows() - tile * TILE) {
-            let bytes = self.source.row(expert, tile * TILE + row);
-            // SAFETY: the tile has room for sixteen rows in its layout, by `shape`.
-            unsafe {
-                match self.layout {
-                    Layout::F32 => pack::plain::<4>(at, row, bytes),
-                    Layout::F16 | Layout::Bf16 => pack::plain::<2>(at, row, bytes),
-                    _ => {}
-                }
-                let Some(pack) = self.layout.pack() else { continue };
-                let unit_bytes = ty.row_bytes((unit * q8::BLOCK) as u64).unwrap_or(0) as usize;
-                for (ix, bytes) in bytes.chunks(unit_bytes).enumerate() {
-                    let unit = at.add(ix * (head + unit * planes));
-                    pack(&pack::Place { unit, head, planes, row }, bytes);
+        // Unit by unit, so that what sixteen rows write into stays in the nearest cache.
+        let (columns, bytes) = match self.layout.pack() {
+            Some(_) => (unit * q8::BLOCK, head + unit * planes),
+            None => (PLAIN_COLUMNS, PLAIN_COLUMNS * TILE * ty.block_bytes()),
+        };
+        let row_bytes = columns / ty.block_len() * ty.block_bytes();
+        let rows = TILE.min(self.rows() - tile * TILE);
+        for ix in 0..self.cols().div_ceil(columns) {
+            for row in 0..rows {
+                let all = self.source.row(expert, tile * TILE + row);
+                let part = &all[ix * row_bytes..all.len().min((ix + 1) * row_bytes)];
+                // SAFETY: the tile has room for sixteen rows in its layout, by `shape`.
+                unsafe {
+                    let unit = at.add(ix * bytes);
+                    match self.layout.pack() {
+                        Some(pack) => pack(&pack::Place { unit, head, planes, row }, part),
+                        None if ty.block_bytes() == 4 => pack::plain::<4>(unit, row, part),
+                        None => pack::plain::<2>(unit, row, part),
+                    }
                 }
             }
         }

@@ -41,32 +41,44 @@ impl Place {
         }
     }
 
-    /// Writes two bits of each weight as vectors `vector` and `vector + 1` of the planes.
+    /// Writes two bits of each weight, those from `shift` on of its byte in `from`, as vectors
+    /// `vector` and `vector + 1` of the planes.
     #[inline]
-    unsafe fn pairs(&self, at: usize, vector: usize, of: impl Fn(usize) -> u8) {
-        for half in 0..2 {
-            let mut quad = [0u8; 4];
-            for (k, byte) in quad.iter_mut().enumerate() {
-                for t in 0..4 {
-                    *byte |= of((half * 4 + t) * 4 + k) << (2 * t);
-                }
+    unsafe fn pairs(&self, at: usize, vector: usize, from: &[u8], shift: usize) {
+        for (half, bytes) in from.as_chunks::<16>().0.iter().enumerate() {
+            let mut quad = 0u32;
+            for (t, &four) in bytes.as_chunks::<4>().0.iter().enumerate() {
+                quad |= (u32::from_le_bytes(four) >> shift & 0x0303_0303) << (2 * t);
             }
             // SAFETY: the caller's word.
-            unsafe { self.quad(at, vector + half, quad) };
+            unsafe { self.quad(at, vector + half, quad.to_le_bytes()) };
         }
     }
 
-    /// Writes one bit of each weight, bit `i` for weight `i`, as vector `vector` of the planes.
+    /// Writes bit `shift` of each weight's byte in `from` as vector `vector` of the planes.
     #[inline]
-    unsafe fn singles(&self, at: usize, vector: usize, bits: u32) {
-        let mut bytes = [0u8; 4];
-        for (k, byte) in bytes.iter_mut().enumerate() {
-            for quad in 0..8 {
-                *byte |= ((bits >> (quad * 4 + k) & 1) as u8) << quad;
-            }
+    unsafe fn singles(&self, at: usize, vector: usize, from: &[u8], shift: usize) {
+        let mut quad = 0u32;
+        for (t, &four) in from.as_chunks::<4>().0.iter().enumerate() {
+            quad |= (u32::from_le_bytes(four) >> shift & 0x0101_0101) << t;
         }
         // SAFETY: the caller's word.
-        unsafe { self.quad(at, vector, bytes) };
+        unsafe { self.quad(at, vector, quad.to_le_bytes()) };
+    }
+
+    /// Writes the fifth bits, bit `i` for weight `i`, as vector 4 of the planes.
+    #[inline]
+    unsafe fn fifths(&self, at: usize, bits: u32) {
+        let mut quad = [0u8; 4];
+        for (k, byte) in quad.iter_mut().enumerate() {
+            // Every fourth bit, brought together.
+            let mut every = bits >> k & 0x1111_1111;
+            every = (every | every >> 3) & 0x0303_0303;
+            every = (every | every >> 6) & 0x000F_000F;
+            *byte = (every | every >> 12) as u8;
+        }
+        // SAFETY: the caller's word.
+        unsafe { self.quad(at, 4, quad) };
     }
 }
 
@@ -120,7 +132,7 @@ pub(super) unsafe fn q5_0(to: &Place, bytes: &[u8]) {
         // SAFETY: the caller's word.
         unsafe {
             to.head(at * TILE * 2, part::<2>(block, 0));
-            to.singles(at, 4, u32::from_le_bytes(part(block, 2)));
+            to.fifths(at, u32::from_le_bytes(part(block, 2)));
             to.nibbles(at, &part(block, 6));
         }
     }
@@ -132,7 +144,7 @@ pub(super) unsafe fn q5_1(to: &Place, bytes: &[u8]) {
         unsafe {
             to.head(at * TILE * 2, part::<2>(block, 0));
             to.head(64 + at * TILE * 2, part::<2>(block, 2));
-            to.singles(at, 4, u32::from_le_bytes(part(block, 4)));
+            to.fifths(at, u32::from_le_bytes(part(block, 4)));
             to.nibbles(at, &part(block, 8));
         }
     }
@@ -216,11 +228,7 @@ pub(super) unsafe fn q5_k(to: &Place, bytes: &[u8]) {
         k_head(to, bytes);
         for at in 0..8 {
             to.nibbles(at, &k_nibbles(&bytes[48..176], at));
-            let mut bits = 0u32;
-            for (i, high) in bytes[16..48].iter().enumerate() {
-                bits |= u32::from(high >> at & 1) << i;
-            }
-            to.singles(at, 4, bits);
+            to.singles(at, 4, &bytes[16..48], at);
         }
     }
 }
@@ -242,7 +250,7 @@ pub(super) unsafe fn q6_k(to: &Place, bytes: &[u8]) {
                 *packed = (low[i] >> shift & 15) | (low[i + 16] >> shift & 15) << 4;
             }
             to.nibbles(at, &packed);
-            to.pairs(at, 4, |i| high[i] >> (2 * t) & 3);
+            to.pairs(at, 4, high, 2 * t);
         }
     }
 }
@@ -263,7 +271,7 @@ pub(super) unsafe fn q2_k(to: &Place, bytes: &[u8]) {
         }
         for at in 0..8 {
             let (twos, shift) = k_twos(&bytes[16..80], at);
-            to.pairs(at, 0, |i| twos[i] >> shift & 3);
+            to.pairs(at, 0, twos, shift);
         }
     }
 }
@@ -285,23 +293,20 @@ pub(super) unsafe fn q3_k(to: &Place, bytes: &[u8]) {
         }
         for at in 0..8 {
             let (twos, shift) = k_twos(&bytes[32..96], at);
-            to.pairs(at, 0, |i| twos[i] >> shift & 3);
-            let mut bits = 0u32;
-            for (i, high) in bytes[..32].iter().enumerate() {
-                bits |= u32::from(high >> at & 1) << i;
-            }
-            to.singles(at, 2, bits);
+            to.pairs(at, 0, twos, shift);
+            to.singles(at, 2, &bytes[..32], at);
         }
     }
 }
 
-/// Packs a row of plain elements of `N` bytes: column after column, the rows side by side.
+/// Packs columns of plain elements of `N` bytes of a row: column after column, the rows side by
+/// side.
 ///
 /// # Safety
-/// `tile` has room for every column of the row.
-pub(super) unsafe fn plain<const N: usize>(tile: *mut u8, row: usize, bytes: &[u8]) {
+/// `columns` has room for these columns of sixteen rows.
+pub(super) unsafe fn plain<const N: usize>(columns: *mut u8, row: usize, bytes: &[u8]) {
     for (col, &element) in bytes.as_chunks::<N>().0.iter().enumerate() {
         // SAFETY: the caller's word.
-        unsafe { *tile.add((col * TILE + row) * N).cast::<[u8; N]>() = element };
+        unsafe { *columns.add((col * TILE + row) * N).cast::<[u8; N]>() = element };
     }
 }

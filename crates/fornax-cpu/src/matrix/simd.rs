@@ -14,6 +14,7 @@ pub(super) const BLOCK: usize = 32;
 pub(super) const QUADS: usize = 8;
 
 /// The range of a format's integers as they are stored.
+#[allow(dead_code, reason = "which of them a tier reads depends on the architecture")]
 pub(super) trait Range: Sized {
     /// Stored as two's complement of 8 bits; `BIAS` is 0 then.
     const SIGNED: bool;
