@@ -14,6 +14,7 @@
 //! let request = Request {
 //!     prompt: &prompt,
 //!     sample: SampleParams::default(),
+//!     sampler: None,
 //!     max_new: 8,
 //!     stop: model.tokenizer().ends_of_generation(),
 //!     logprobs: false,

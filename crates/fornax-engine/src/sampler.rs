@@ -273,10 +273,14 @@ impl Sampler {
         self.kept.sort_unstable_by(|a, b| b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id)));
     }
 
-    /// Draws among the candidates at the temperature.
-    fn draw(&self, pos: u32) -> TokenId {
-        let SampleParams { temperature, seed, .. } = self.params.base;
+    /// Draws among the candidates at the temperature; where no cut goes by rank, in the order of
+    /// the ids, as devices do.
+    fn draw(&mut self, pos: u32) -> TokenId {
+        let SampleParams { temperature, seed, top_k, top_p, .. } = self.params.base;
         let max = self.kept[0].logit;
+        if top_k == 0 && top_p >= 1.0 {
+            self.kept.sort_unstable_by_key(|c| c.id);
+        }
         let weight = |c: &Candidate| ((c.logit - max) / temperature).exp();
         let total: f32 = self.kept.iter().map(weight).sum();
         let mut left = uniform(seed, pos) * total;
@@ -380,9 +384,14 @@ mod tests {
 
     #[test]
     fn the_host_and_the_device_draw_alike() {
-        for (top_k, top_p, min_p) in
-            [(40, 1.0, 0.0), (40, 0.9, 0.0), (0, 0.8, 0.05), (40, 0.95, 0.02)]
-        {
+        for (top_k, top_p, min_p) in [
+            (0, 1.0, 0.0),
+            (0, 1.0, 0.1),
+            (40, 1.0, 0.0),
+            (40, 0.9, 0.0),
+            (0, 0.8, 0.05),
+            (40, 0.95, 0.02),
+        ] {
             let base = SampleParams { top_k, top_p, min_p, repeat_penalty: 1.1, ..warm() };
             for pos in 0..300 {
                 let row = logits(u64::from(pos), 500);

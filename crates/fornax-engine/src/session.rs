@@ -1,14 +1,17 @@
 //! One sequence on one program: prefill in chunks, then one token after the other. It knows
 //! tokens alone, no text, and reads no clock.
 
+use std::cell::RefCell;
 use std::ops::ControlFlow;
 
+use fornax_plan::sample::log_sum_exp;
 use fornax_plan::{
     ActMode, BlockId, Cmd, Device, KvType, Limits, MemoryUse, OpTime, Plan, Program, SampleParams,
     SeqStep, SlotId, StepOutput, TokenId, Tokens, Want,
 };
 
 use crate::error::{Error, Result};
+use crate::sampler::Sampler;
 
 /// What a session is made for.
 #[derive(Clone, Debug)]
@@ -31,6 +34,8 @@ impl Default for SessionOptions {
 
 /// Context that a session takes when nothing is said.
 const CONTEXT_DEFAULT: u32 = 4096;
+/// KV groups of a plan, at most; every step lists a block table for each on the stack.
+const GROUPS_MAX: usize = 8;
 
 /// What happens during a generation, in order.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -63,8 +68,10 @@ pub enum Finish {
 pub struct Request<'a> {
     /// The whole sequence so far; what the session still holds of it is not computed again.
     pub prompt: &'a [TokenId],
-    /// How tokens are chosen.
+    /// How tokens are chosen, on the device.
     pub sample: SampleParams,
+    /// Chooses on the host instead, where a request asks for more than a device can remember.
+    pub sampler: Option<&'a RefCell<Sampler>>,
     /// Most tokens to generate.
     pub max_new: u32,
     /// Tokens that end the generation.
@@ -102,6 +109,13 @@ impl Session {
     /// # Errors
     /// `is_unsupported` for what the device does not do, by name; `is_out_of_memory`.
     pub fn new(device: &dyn Device, plan: &Plan, options: &SessionOptions) -> Result<Session> {
+        if plan.kv.len() > GROUPS_MAX {
+            return Err(Error::unsupported(format!(
+                "preparing the model: its layers have {} kinds of key/value cache (by window, heads and \
+                 head width), expected at most {GROUPS_MAX}",
+                plan.kv.len()
+            )));
+        }
         let context = options.context.unwrap_or(plan.hyper.context.min(CONTEXT_DEFAULT)).max(1);
         let chunk = options.chunk.clamp(1, context);
         let blocks = context.div_ceil(device.info().kv_block);
@@ -123,7 +137,7 @@ impl Session {
             context,
             chunk,
             vocab: plan.hyper.vocab,
-            held: Vec::with_capacity(context as usize),
+            held: Vec::with_capacity(context.min(1 << 16) as usize),
             out: StepOutput::default(),
         })
     }
@@ -159,7 +173,10 @@ impl Session {
         if report(Event::Started { cached: cached as u32 }).is_break() || request.max_new == 0 {
             return Ok(if request.max_new == 0 { Finish::Length } else { Finish::Stop });
         }
-        let want = Want::Token { logprob: request.logprobs };
+        let want = match request.sampler {
+            Some(_) => Want::Logits,
+            None => Want::Token { logprob: request.logprobs },
+        };
         for (at, part) in chunks(&request.prompt[cached..], self.chunk as usize) {
             let last = part.len() as u32 - 1;
             let wants = [(last..last + 1, want)];
@@ -173,21 +190,39 @@ impl Session {
         }
         let most = request.max_new.min(self.context - n as u32 + 1);
         for made in 1.. {
-            let chosen = *self.out.tokens.last().expect("invariant: a wanted row yields a token");
-            if request.stop.contains(&chosen.token) {
+            let (token, logprob) = self.chosen(request)?;
+            if request.stop.contains(&token) {
                 return Ok(Finish::Stop);
             }
-            let event = Event::Token { token: chosen.token, logprob: chosen.logprob };
-            if report(event).is_break() {
+            if report(Event::Token { token, logprob }).is_break() {
                 return Ok(Finish::Stop);
             }
             if made >= most {
                 break;
             }
-            self.step(Tokens::Last { draft: &[] }, &[(0..1, want)], Some(request.sample))?;
-            self.held.push(chosen.token);
+            let next = [token];
+            let tokens = match request.sampler {
+                Some(_) => Tokens::Host(&next),
+                None => Tokens::Last { draft: &[] },
+            };
+            self.step(tokens, &[(0..1, want)], Some(request.sample))?;
+            self.held.push(token);
         }
         Ok(Finish::Length)
+    }
+
+    /// The token that the last step's wanted row yields, and its log-probability where asked.
+    fn chosen(&mut self, request: &Request<'_>) -> Result<(TokenId, f32)> {
+        let Some(sampler) = request.sampler else {
+            let chosen = self.out.tokens.last().expect("invariant: a wanted row yields a token");
+            return Ok((chosen.token, chosen.logprob));
+        };
+        let sum = if request.logprobs { log_sum_exp(&self.out.logits) } else { f64::NAN };
+        let before = if request.logprobs { self.out.logits.clone() } else { Vec::new() };
+        let pos = self.held.len() as u32;
+        let token = sampler.borrow_mut().choose(&mut self.out.logits, &self.held, pos)?;
+        let logit = before.get(token as usize).copied().unwrap_or(f32::NAN);
+        Ok((token, (f64::from(logit) - sum) as f32))
     }
 
     /// Logits of a sequence run from its start: one row of `vocab` elements for every token, or
@@ -291,6 +326,7 @@ impl Session {
     /// # Errors
     /// As [`Session::generate`].
     pub fn profile(&mut self, tokens: &[TokenId]) -> Result<Vec<OpTime>> {
+        self.check(tokens)?;
         let last = tokens.len() as u32 - 1;
         let pos = self.held.len() as u32;
         let tables = vec![&self.table[..]; self.groups];
@@ -347,8 +383,6 @@ impl Session {
         wants: &[(std::ops::Range<u32>, Want)],
         sample: Option<SampleParams>,
     ) -> Result<()> {
-        const GROUPS_MAX: usize = 8;
-        assert!(self.groups <= GROUPS_MAX, "more KV groups than any family has");
         let tables = [&self.table[..]; GROUPS_MAX];
         let step = SeqStep {
             slot: SlotId(0),

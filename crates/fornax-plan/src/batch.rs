@@ -189,7 +189,13 @@ fn check(
         sample.validate().map_err(|e| e.to_string())?;
     }
     let mut from = 0;
-    for (range, _) in seq.wants {
+    for (range, want) in seq.wants {
+        if let Want::LogprobOf(id) = want
+            && *id >= plan.hyper.vocab
+        {
+            let vocab = plan.hyper.vocab;
+            return Err(format!("wants the probability of token {id}, expected less than {vocab}"));
+        }
         if range.start < from || range.end <= range.start || u64::from(range.end) > rows {
             return Err(format!(
                 "wants rows {range:?}, expected ascending ranges within 0..{rows}"

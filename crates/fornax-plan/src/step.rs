@@ -91,7 +91,7 @@ pub struct RowOut {
 }
 
 /// The results of a step; reused from step to step, so that steady decoding allocates nothing.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub struct StepOutput {
     /// Chosen tokens: by sequence, then by position.
     pub tokens: Vec<TokenOut>,
@@ -105,6 +105,24 @@ pub struct StepOutput {
     pub hidden: Vec<f32>,
     /// Which rows those are.
     pub hidden_rows: Vec<RowOut>,
+}
+
+impl Clone for StepOutput {
+    fn clone(&self) -> StepOutput {
+        let mut copy = StepOutput::default();
+        copy.clone_from(self);
+        copy
+    }
+
+    /// Copies list by list into the memory that is there.
+    fn clone_from(&mut self, from: &StepOutput) {
+        self.tokens.clone_from(&from.tokens);
+        self.logits.clone_from(&from.logits);
+        self.logit_rows.clone_from(&from.logit_rows);
+        self.logprobs.clone_from(&from.logprobs);
+        self.hidden.clone_from(&from.hidden);
+        self.hidden_rows.clone_from(&from.hidden_rows);
+    }
 }
 
 impl StepOutput {

@@ -1,7 +1,9 @@
 //! Sessions: reuse of what is held, hand-over between devices, perplexity, limits.
 
+use std::cell::RefCell;
 use std::ops::ControlFlow;
 
+use fornax_engine::sampler::{Sampler, SamplerParams};
 use fornax_engine::{Event, Finish, Request, SampleParams, Session, SessionOptions, perplexity};
 use fornax_plan::reference::ReferenceDevice;
 use fornax_plan::{KvType, TokenId};
@@ -16,7 +18,7 @@ fn session(f: &Fixture, kv_block: u32, context: u32) -> Session {
 
 fn request<'a>(prompt: &'a [TokenId], max_new: u32, stop: &'a [TokenId]) -> Request<'a> {
     let sample = SampleParams { temperature: 0.9, seed: 5, ..SampleParams::default() };
-    Request { prompt, sample, max_new, stop, logprobs: true }
+    Request { prompt, sample, sampler: None, max_new, stop, logprobs: true }
 }
 
 /// Cached tokens and generated ids.
@@ -142,4 +144,23 @@ fn perplexity_of_one_window_is_that_of_the_logits_and_windows_overlap() {
     let windows = perplexity(&mut s, tokens, 16, Some(1), |_| ()).unwrap();
     assert_eq!(windows.tokens, tokens.len() - 1);
     assert!(perplexity(&mut s, tokens, 100, None, |_| ()).unwrap_err().is_request());
+}
+
+#[test]
+fn a_sampler_on_the_host_draws_what_the_device_draws() {
+    for model in ["llama3", "lfm2"] {
+        let f = Fixture::load(model);
+        let prompt = &f.prompts[1].tokens;
+        let base = request(prompt, 9, &[]);
+        let (_, device, _) = generate(&mut session(&f, 16, 64), &base);
+        let params = SamplerParams { base: base.sample, ..Default::default() };
+        let sampler = RefCell::new(Sampler::new(params.clone()).unwrap());
+        let on_host = Request { sampler: Some(&sampler), ..base.clone() };
+        assert_eq!(generate(&mut session(&f, 16, 64), &on_host).1, device, "{model}");
+        let banned = SamplerParams { logit_bias: vec![(device[0], f32::NEG_INFINITY)], ..params };
+        assert!(!banned.on_device());
+        let sampler = RefCell::new(Sampler::new(banned).unwrap());
+        let without = Request { sampler: Some(&sampler), ..base };
+        assert!(!generate(&mut session(&f, 16, 64), &without).1.contains(&device[0]), "{model}");
+    }
 }
