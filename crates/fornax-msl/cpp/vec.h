@@ -127,7 +127,7 @@ template <class R, class F, class T, int N, class... V> inline vec<R, N> each_of
 // A copy made by one access, as the device loads a vector.
 template <class T, int N> inline vec<T, N> whole(const vec<T, N> &a) {
   vec<T, N> c;
-  __builtin_memcpy((void *)&c, (const void *)&a, sizeof c);
+  __builtin_memcpy((void *)c.d, (const void *)a.d, sizeof c.d); // not what pads three components
   return c;
 }
 // f of each component; every index is a constant, so that the optimiser keeps vectors in registers.

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, SystemTime};
 
 use sha2::{Digest as _, Sha256};
 
@@ -165,7 +166,9 @@ impl Compiler {
                 .or_default(),
         );
         let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
-        if done.exists() {
+        if let Ok(file) = fs::File::options().append(true).open(&done) {
+            // Says that it is in use; if that fails, it is only built again some day.
+            let _ = file.set_modified(SystemTime::now());
             return Ok(done);
         }
         let n = TEMPORARY.fetch_add(1, Ordering::Relaxed);
@@ -260,9 +263,23 @@ fn find() -> Result<Compiler, Error> {
         }
         SYSTEM.iter().try_for_each(|name| make(&headers.join("system").join(name), ""))
     };
+    prune(&folder);
     fill().map_err(|e| Error::host(format!("filling {}: {e}", headers.display())))?;
     let clang = version.contains("clang");
     Ok(Compiler { program, clang, version, folder, headers })
+}
+
+/// Removes what nothing has used for a month; what cannot be removed stays.
+fn prune(folder: &Path) {
+    let old = SystemTime::now() - Duration::from_secs(30 * 24 * 3600);
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let aged = entry.metadata().and_then(|m| Ok((m.is_dir(), m.modified()? < old)));
+        let _ = match aged {
+            Ok((true, true)) => fs::remove_dir_all(entry.path()),
+            Ok((false, true)) => fs::remove_file(entry.path()),
+            _ => Ok(()),
+        };
+    }
 }
 
 /// Where compiled kernels are kept: `FORNAX_MSL_CACHE`, else the user's cache folder. No shared folder, since what lies there

@@ -6,6 +6,7 @@ use std::ffi::{CStr, c_char};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Error;
 use crate::compiler::Compiler;
@@ -120,7 +121,17 @@ pub struct CompileOptions {
 #[derive(Clone)]
 pub struct Library(Arc<Loaded>);
 
+/// A barrier of a library.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BarrierId {
+    library: u64,
+    index: usize,
+}
+
+static LOADED: AtomicU64 = AtomicU64::new(0);
+
 struct Loaded {
+    id: u64,
     kernels: Vec<KernelInfo>,
     barriers: Vec<BarrierSite>,
     /// In the loaded library, as long as it is loaded.
@@ -188,7 +199,8 @@ impl Library {
                 .collect::<Result<Vec<KernelInfo>, Error>>()?
         };
         let barriers = prepared.barriers;
-        Ok(Library(Arc::new(Loaded { kernels, barriers, table, path, checked, _code: code })))
+        let id = LOADED.fetch_add(1, Ordering::Relaxed);
+        Ok(Library(Arc::new(Loaded { id, kernels, barriers, table, path, checked, _code: code })))
     }
 
     /// The kernels, in the order of the source.
@@ -196,9 +208,19 @@ impl Library {
         &self.0.kernels
     }
 
-    /// The barriers in the source; the place in this list is the number that [`crate::Options`] disables one by.
+    /// The barriers in the source.
     pub fn barriers(&self) -> &[BarrierSite] {
         &self.0.barriers
+    }
+
+    /// What [`crate::Options`] disables the barrier by that is at `index` in [`Library::barriers`].
+    pub fn barrier_id(&self, index: usize) -> BarrierId {
+        BarrierId { library: self.0.id, index }
+    }
+
+    /// The place of a barrier in this library's list, if it is one of its own.
+    pub(crate) fn index_of(&self, barrier: BarrierId) -> Option<usize> {
+        (barrier.library == self.0.id).then_some(barrier.index)
     }
 
     /// A kernel with its function constants set, given by their indices.

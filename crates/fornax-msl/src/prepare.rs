@@ -63,7 +63,8 @@ pub(crate) struct Prepared {
 /// A rule of the language that C++ would not hold the source to, or a form that the pass does not know; with file and line.
 pub(crate) fn prepare(source: &str, target: Target) -> Result<Prepared, Error> {
     let tokens = lex::tokens(source)?;
-    let mut pass = Pass { rewriter: Rewriter::new(&tokens, target), templates: Vec::new() };
+    let rewriter = Rewriter::new(&tokens, target);
+    let mut pass = Pass { rewriter, templates: Vec::new(), scopes: 0 };
     pass.statements()?;
     let mut out = pass.rewriter.out;
     let names: Vec<&String> = out.kernels.iter().map(|k| &k.host_name).collect();
@@ -83,6 +84,8 @@ struct Template {
 struct Pass<'t, 'a> {
     rewriter: Rewriter<'t, 'a>,
     templates: Vec<Template>,
+    /// Namespaces open at this point.
+    scopes: usize,
 }
 
 /// A statement's head, up to the `;` or the `{` of its block.
@@ -105,6 +108,7 @@ impl<'a> Pass<'_, 'a> {
         while i < self.tokens().len() {
             let t = self.tokens()[i];
             if t.kind == Kind::Blank || t.is(";") || t.is("}") {
+                self.scopes = self.scopes.saturating_sub(usize::from(t.is("}")));
                 self.rewriter.push(t.text);
                 i += 1;
                 continue;
@@ -123,6 +127,7 @@ impl<'a> Pass<'_, 'a> {
         let aggregate = ["struct", "class", "union", "enum"].contains(&first);
         if head.block && ["namespace", "extern"].contains(&first) {
             self.rewriter.code(start..head.end + 1, "")?;
+            self.scopes += 1;
             return Ok(head.end + 1);
         }
         let end = if head.block {
@@ -211,6 +216,11 @@ impl<'a> Pass<'_, 'a> {
     }
 
     fn kernel(&mut self, start: usize, body: usize, open: usize, name: &str) -> Result<(), Error> {
+        if self.scopes != 0 {
+            let what =
+                format!("kernel {name} is in a namespace, where the host cannot name it plainly");
+            return Err(self.error(start, &what));
+        }
         let tokens = self.rewriter.tokens;
         let mut i = body;
         while !tokens[i].is("(") {
@@ -398,4 +408,49 @@ fn split_value(plain: &[Token<'_>]) -> (usize, usize) {
 
 fn newlines(tokens: &[Token<'_>]) -> String {
     "\n".repeat(tokens.iter().flat_map(|t| t.text.bytes()).filter(|&b| b == b'\n').count())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOURCES: [&str; 4] = [
+        include_str!("../tests/it/kernels/norm.metal"),
+        include_str!("../tests/it/kernels/matvec.metal"),
+        include_str!("../tests/it/kernels/matmul.metal"),
+        include_str!("../tests/it/kernels/language.metal"),
+    ];
+
+    #[test]
+    fn damaged_sources_are_errors_or_pass_but_never_panic() {
+        for source in SOURCES {
+            let places: Vec<usize> = source.char_indices().map(|(i, _)| i).collect();
+            for target in [Target::Emulator, Target::Lint] {
+                for &cut in places.iter().step_by(11) {
+                    // The start, the end, and all without a piece in the middle.
+                    let gap = places[(cut + 40).min(places.len() - 1)];
+                    let without = format!("{}{}", &source[..cut], &source[gap.max(cut)..]);
+                    for text in [&source[..cut], &source[cut..], &without] {
+                        if let Ok(done) = prepare(text, target) {
+                            let lines = |s: &str| s.matches('\n').count();
+                            assert!(lines(&done.code) <= lines(text));
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn lines_stay_and_everything_is_noted() {
+        let source = SOURCES[2];
+        let done = prepare(source, Target::Emulator).expect("a sound source");
+        assert_eq!(done.code.matches('\n').count(), source.matches('\n').count());
+        let names: Vec<&str> = done.kernels.iter().map(|k| k.host_name.as_str()).collect();
+        assert_eq!(names, ["matmul_f32", "matmul_f16"]);
+        assert_eq!(done.kernels[1].function, "matmul<half>");
+        let lines: Vec<u32> = done.barriers.iter().map(|b| b.line).collect();
+        assert_eq!(lines, [24, 31]);
+        assert!(done.barriers.iter().all(|b| b.function == "matmul"));
+    }
 }

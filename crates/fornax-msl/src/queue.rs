@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use crate::dispatch::{Bound, Dispatch};
 use crate::error::{Fault, FaultKind};
 use crate::ffi::{self, Binding, Launch, RawFault, Runtime};
+use crate::library::BarrierId;
 use crate::lines;
 use crate::memory::{Buffer, GENERATION};
 use crate::report::{DispatchReport, Report, Traffic};
@@ -40,8 +41,8 @@ pub struct Options {
     pub seed: u64,
     /// The order.
     pub order: Order,
-    /// A barrier, by its place in [`crate::Library::barriers`], that does nothing. To test that some test sees it.
-    pub disabled_barrier: Option<usize>,
+    /// A barrier in a kernel that does nothing, to test that some test sees it.
+    pub disabled_barrier: Option<BarrierId>,
 }
 
 /// Runs commands, one list after the other.
@@ -238,7 +239,10 @@ impl<'d> Ready<'d> {
             size: dispatch.threads,
             image_low: table.image_low,
             image_high: table.image_high,
-            disabled_barrier: options.disabled_barrier.map_or(-1, |b| b as i64),
+            disabled_barrier: options
+                .disabled_barrier
+                .and_then(|b| library.index_of(b))
+                .map_or(-1, |index| index as i64),
             order: u32::from(options.order != Order::InOrder),
             checks: u32::from(library.is_checked()),
             name: desc.name,

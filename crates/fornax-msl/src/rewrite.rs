@@ -230,7 +230,9 @@ impl<'t, 'a> Rewriter<'t, 'a> {
 
     /// A declaration of threadgroup variables, which all threads share; nothing if it declares a pointer or reference.
     fn threadgroup(&mut self, i: usize) -> Result<Option<usize>, Error> {
-        let end = (i..self.tokens.len()).find(|&k| self.tokens[k].is(";")).unwrap_or(i);
+        let Some(end) = (i..self.tokens.len()).find(|&k| self.tokens[k].is(";")) else {
+            return Err(self.error(i, "this declaration has no end"));
+        };
         let whole = &self.tokens[i + 1..end];
         let parts = signature::split(whole);
         let Some(first) = parts.first() else { return Ok(None) };

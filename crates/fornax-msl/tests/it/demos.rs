@@ -248,7 +248,7 @@ fn removing_any_barrier_shows() {
             }
             removed += 1;
             for mut options in orders() {
-                options.disabled_barrier = Some(n);
+                options.disabled_barrier = Some(demo.library.barrier_id(n));
                 let seen = demo.run(options).is_err();
                 assert!(seen, "{name}, {options:?}: nothing sees that {site:?} is gone");
             }
@@ -323,4 +323,13 @@ fn a_fault_names_kernel_buffer_and_line() {
     let (file, line) = fault.place.clone().expect("a place");
     assert_eq!(file, "matvec.metal");
     assert!((8..=18).contains(&line), "line {line}: {error}");
+}
+
+#[test]
+fn a_barrier_of_another_library_stays() {
+    let (one, other) = (matvec_split(), matvec_split());
+    let options =
+        Options { disabled_barrier: Some(other.library.barrier_id(0)), ..Options::default() };
+    one.run(options).expect("its own barrier is there");
+    other.run(options).expect_err("this one's is not");
 }
