@@ -113,6 +113,9 @@ void msl_begin_span();
 void msl_not_uniform(const char *name, const char *file, int line);
 int msl_clock_is_low(); // true: the host clears all cells and calls msl_reset_clock
 void msl_reset_clock();
+// A bit for each barrier site that the last group reached; later sites are not recorded.
+constexpr uint32_t SITES = 1024;
+const uint64_t *msl_reached();
 uint64_t msl_group_bytes(); // threadgroup memory of the last group that ran
 }
 

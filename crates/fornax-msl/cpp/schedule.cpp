@@ -17,7 +17,7 @@ const Past *who_ran(uint32_t stamp) {
   return after == past.begin() ? nullptr : &after[-1];
 }
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(MSL_UCONTEXT)
 // Saves the callee-saved registers on the old stack and takes them from the new one.
 extern "C" void msl_switch_stack(void **save, void *load) __attribute__((visibility("hidden")));
 asm(R"(
@@ -140,7 +140,14 @@ static inline void tick() {
   if (G.clock < CLOCK_END) G.clock++;
 }
 
+static inline void reach(uint32_t site) {
+  if (site < SITES) G.reached[site / 64] |= 1ull << site % 64;
+}
+
+extern "C" const uint64_t *msl_reached() { return G.reached; }
+
 extern "C" void msl_threadgroup_barrier(uint32_t site, int flags, const char *file, int line) {
+  reach(site);
   if (int64_t(site) == G.launch->disabled_barrier) return;
   Simd &mine = G.simd[G.current / WIDTH];
   if (G.at_barrier == 0) G.barrier_site = site, G.barrier_file = file, G.barrier_line = line;
@@ -187,7 +194,7 @@ extern "C" const Slot *msl_exchange(const char *name, const void *v, uint32_t n,
 }
 
 // Lanes that come out of a simdgroup barrier first have not been joined by all, so the last to arrive sets the clock.
-static thread_local int joining;
+static int joining;
 static void joined(Slot *, uint32_t) {
   Simd &s = G.simd[G.current / WIDTH];
   tick();
@@ -195,6 +202,7 @@ static void joined(Slot *, uint32_t) {
     if (joining >> m & 1) s.synced[m] = G.clock;
 }
 extern "C" void msl_simdgroup_barrier(uint32_t site, int flags, const char *file, int line) {
+  reach(site);
   if (int64_t(site) == G.launch->disabled_barrier) return;
   joining = flags;
   msl_exchange("simdgroup_barrier", &flags, sizeof flags, joined, file, line, nullptr);
@@ -241,7 +249,7 @@ static void prepare_fiber(unsigned i) {
   f.waits = nullptr;
   // Tops at different offsets, or all stacks would compete for the same lines of the cache.
   char *top = stack_of(i) + STACK - 64 - (i % 64) * 192;
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(MSL_UCONTEXT)
   void **sp = (void **)(uintptr_t(top) & ~uintptr_t(15)) - 1; // as after a call: 8 below a multiple of 16
   *sp = nullptr;
   *--sp = (void *)body;
@@ -266,6 +274,7 @@ extern "C" int msl_run_group(const Launch *launch, const uint32_t group[3], uint
   std::memcpy(G.id, group, sizeof G.id);
   G.threads = launch->size[0] * launch->size[1] * launch->size[2], G.simds = (G.threads + WIDTH - 1) / WIDTH;
   G.finished = G.at_barrier = 0;
+  std::memset(G.reached, 0, sizeof G.reached);
   G.random = seed | 1;
   tick();
   G.group_start = G.clock;

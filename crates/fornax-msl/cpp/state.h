@@ -3,7 +3,7 @@
 #pragma once
 #include "runtime.h"
 #include <cstdarg>
-#if !defined(__x86_64__)
+#if !defined(__x86_64__) || defined(MSL_UCONTEXT)
 #include <ucontext.h>
 #endif
 
@@ -20,7 +20,7 @@ enum Memory { DEVICE_MEMORY, GROUP_MEMORY_SPACE };
 
 struct Fiber {
   void *sp;
-#if !defined(__x86_64__)
+#if !defined(__x86_64__) || defined(MSL_UCONTEXT)
   ucontext_t context;
 #endif
   const char *waits; // the function it waits in
@@ -56,6 +56,7 @@ struct Group {
   Array arrays[ARRAYS];
   Simd simd[THREADS / WIDTH];
   Fiber fiber[THREADS], main;
+  uint64_t reached[SITES / 64];
   Fault *fault;
   char *stacks, *arena;
   uint32_t *arena_cells; // four words for each byte of the first half of each span

@@ -9,6 +9,8 @@ use crate::Error;
 use crate::compiler::Compiler;
 
 pub(crate) const SLOTS: usize = 31;
+/// The barrier sites of a library of which it is recorded whether a threadgroup reached them.
+pub(crate) const SITES: usize = 1024;
 
 #[repr(C)]
 pub(crate) struct ArgDesc {
@@ -134,6 +136,7 @@ pub(crate) struct Runtime {
     clock_is_low: unsafe extern "C" fn() -> c_int,
     reset_clock: unsafe extern "C" fn(),
     group_bytes: unsafe extern "C" fn() -> u64,
+    reached: unsafe extern "C" fn() -> *const [u64; SITES / 64],
 }
 
 static RUNTIME: OnceLock<Result<Mutex<Runtime>, String>> = OnceLock::new();
@@ -185,6 +188,12 @@ impl Runtime {
         unsafe { (self.reset_clock)() }
     }
 
+    /// The barrier sites that the last threadgroup reached, as bits.
+    pub(crate) fn reached(&mut self) -> [u64; SITES / 64] {
+        // SAFETY: as above; the array lives as long as the library, and changes only in runs.
+        unsafe { *(self.reached)() }
+    }
+
     pub(crate) fn group_bytes(&mut self) -> u64 {
         // SAFETY: as above.
         unsafe { (self.group_bytes)() }
@@ -204,6 +213,7 @@ fn open() -> Result<Runtime, Error> {
             begin_span: *library.get(b"msl_begin_span\0").map_err(failed)?,
             clock_is_low: *library.get(b"msl_clock_is_low\0").map_err(failed)?,
             reset_clock: *library.get(b"msl_reset_clock\0").map_err(failed)?,
+            reached: *library.get(b"msl_reached\0").map_err(failed)?,
             group_bytes: *library.get(b"msl_group_bytes\0").map_err(failed)?,
         }
     };

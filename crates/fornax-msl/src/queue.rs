@@ -115,6 +115,7 @@ struct Ready<'d> {
     sets: Vec<[Vec<u64>; 2]>,
     labels: Vec<Option<&'d Buffer>>,
     group_bytes: u64,
+    reached: [u64; ffi::SITES / 64],
 }
 
 /// The dispatches between two barriers.
@@ -197,6 +198,7 @@ impl<'d> Span<'d> {
         // SAFETY: the launch points at the bindings, windows and bit sets of this span, all alive; the kernel table belongs to
         // the library that the pipeline keeps loaded.
         let bad = unsafe { runtime.run_group(&ready.launch, group, random.next(), &mut fault) };
+        ready.reached.iter_mut().zip(runtime.reached()).for_each(|(all, of)| *all |= of);
         ready.group_bytes = ready.group_bytes.max(runtime.group_bytes());
         if bad { Err(ready.fault(&fault, self.first + k)) } else { Ok(()) }
     }
@@ -273,7 +275,15 @@ impl<'d> Ready<'d> {
         }
         let mut bindings = bindings.into_boxed_slice();
         launch.bindings = bindings.as_mut_ptr();
-        Ok(Ready { dispatch, launch, bindings, sets, labels, group_bytes: 0 })
+        Ok(Ready {
+            dispatch,
+            launch,
+            bindings,
+            sets,
+            labels,
+            group_bytes: 0,
+            reached: [0; ffi::SITES / 64],
+        })
     }
 
     fn report(self) -> DispatchReport {
@@ -294,6 +304,9 @@ impl<'d> Ready<'d> {
             threadgroups: self.dispatch.grid.iter().map(|&g| u64::from(g)).product(),
             threads: self.dispatch.threads.iter().product(),
             threadgroup_memory: self.group_bytes,
+            barriers: (0..ffi::SITES)
+                .filter(|b| self.reached[b / 64] >> (b % 64) & 1 == 1)
+                .collect(),
             traffic: traffic.collect(),
         }
     }

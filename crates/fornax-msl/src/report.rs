@@ -34,6 +34,8 @@ pub struct DispatchReport {
     pub threads: u32,
     /// Bytes of threadgroup memory that a threadgroup used.
     pub threadgroup_memory: u64,
+    /// The barriers in the kernel that threads reached, by their place in [`crate::Library::barriers`].
+    pub barriers: Vec<usize>,
     /// For each argument in memory.
     pub traffic: Vec<Traffic>,
 }

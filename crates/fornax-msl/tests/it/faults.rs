@@ -279,3 +279,21 @@ fn a_mapped_file_is_wrapped_without_a_copy() {
     let f = always(&d(4100, 1), FaultKind::OutOfBounds);
     assert_eq!((f.buffer.as_deref(), f.offset), (Some("weights"), 128));
 }
+
+#[test]
+fn reports_outlast_the_clock_that_stamps_accesses() {
+    // The clock has 21 bits: it runs out in the midst of many threadgroups, and in the midst of one.
+    let y = empty("y", 1500);
+    let (a, b) = (ones("a", 32), empty("b", 32));
+    let copy = || Command::Dispatch(dispatch("copy", 1, 32).buffer(0, &a).buffer(1, &b));
+    for (groups, barriers) in [(1500, 1000), (2, 2_200_000), (1, 1)] {
+        let long = dispatch("many_barriers", groups, 1).buffer(0, &y).bytes(1, &words(&[barriers]));
+        run(long, Options::default()).expect("sound");
+        run(dispatch("race_read", 1, 32).buffer(0, &y), Options::default())
+            .expect_err("its array has more elements than there are threads");
+        always(&dispatch("race_flags", 1, 64).buffer(0, &y), FaultKind::Race);
+        let both = Queue::default().run(&[copy(), copy()]);
+        fault(both, "copy", FaultKind::Conflict);
+        Queue::default().run(&[copy(), Command::Barrier, copy()]).expect("ordered");
+    }
+}

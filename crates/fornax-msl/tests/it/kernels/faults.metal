@@ -184,3 +184,9 @@ kernel void table_past(device float *y [[buffer(0)]], uint t [[thread_index_in_t
 kernel void divide(device uint *y [[buffer(0)]], constant uint &n [[buffer(1)]], uint t [[thread_index_in_threadgroup]]) {
     y[t] = t / n; // divide
 }
+kernel void many_barriers(device float *y [[buffer(0)]], constant uint &n [[buffer(1)]], uint i [[thread_position_in_grid]]) {
+    for (uint k = 0; k < n; k++) {
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+    y[i] = 1.0f;
+}
