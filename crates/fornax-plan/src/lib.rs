@@ -19,6 +19,7 @@ pub mod reference;
 pub mod sample;
 mod slots;
 mod step;
+mod validate;
 
 pub use batch::{Batch, Row, Span, Wanted};
 pub use device::{

@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use fornax_gguf::{Mapping, TensorType};
 
-use crate::error::{Error, Result};
 use crate::ids::{RopeId, StateId, ValueId, WeightId};
 use crate::op::{KvRef, Linear, Op};
 
@@ -329,106 +328,6 @@ impl Plan {
     fn expert_bytes(&self, linear: Linear) -> u64 {
         let w = &self.weights[linear.weight.ix()];
         (w.len_bytes() / w.experts as usize) as u64
-    }
-
-    /// Checks that the plan is whole: every value written once and before it is read, every
-    /// matrix of the width that its op gives it.
-    ///
-    /// # Errors
-    /// `is_malformed`, naming the op and the two sizes that disagree.
-    pub fn validate(&self) -> Result<()> {
-        let mut written = vec![false; self.values.len()];
-        for (at, op) in self.ops.iter().enumerate() {
-            let place = |what: &str| format!("plan op {at} ({}): {what}", op.name());
-            for v in op.inputs().iter() {
-                if !written.get(v.ix()).copied().unwrap_or(false) {
-                    return Err(Error::malformed(place(&format!(
-                        "reads value {} before it is written",
-                        v.0
-                    ))));
-                }
-            }
-            for w in op.weights() {
-                let weight = self.weights.get(w.ix());
-                let Some(weight) = weight else {
-                    return Err(Error::malformed(place(&format!("weight {} does not exist", w.0))));
-                };
-                if weight.offset + weight.len_bytes() > weight.data.bytes().len() {
-                    return Err(Error::malformed(place(&format!(
-                        "{} ends past its map",
-                        weight.name
-                    ))));
-                }
-            }
-            self.check_shapes(op).map_err(|what| Error::malformed(place(&what)))?;
-            for v in op.outputs().iter() {
-                if std::mem::replace(&mut written[v.ix()], true) {
-                    return Err(Error::malformed(place(&format!(
-                        "writes value {} a second time",
-                        v.0
-                    ))));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn check_linear(&self, l: Linear, x: u32, out: u32) -> std::result::Result<(), String> {
-        let w = &self.weights[l.weight.ix()];
-        if w.cols != x || w.rows != out {
-            return Err(format!(
-                "{} is {} x {} where its op maps width {x} to {out}",
-                w.name, w.rows, w.cols
-            ));
-        }
-        match l.bias.map(|b| &self.weights[b.ix()]) {
-            Some(b) if b.cols * b.rows != out * w.experts => Err(format!(
-                "{} has {} elements, expected {}",
-                b.name,
-                b.cols * b.rows,
-                out * w.experts
-            )),
-            _ => Ok(()),
-        }
-    }
-
-    fn check_shapes(&self, op: &Op) -> std::result::Result<(), String> {
-        match *op {
-            Op::MatMul { x, linear, out, .. } | Op::Logits { x, linear, out, .. } => {
-                self.check_linear(linear, self.width(x), self.width(out))
-            }
-            Op::Qkv { x, q, k, v, q_out, k_out, v_out } => [(q, q_out), (k, k_out), (v, v_out)]
-                .into_iter()
-                .try_for_each(|(l, out)| self.check_linear(l, self.width(x), self.width(out))),
-            Op::GatedMlp { x, gate, up, out, .. } => [gate, up]
-                .into_iter()
-                .try_for_each(|l| self.check_linear(l, self.width(x), self.width(out))),
-            Op::RmsNorm { x, weight, .. } => {
-                let (have, want) = (self.weights[weight.ix()].cols, self.width(x));
-                if have == want { Ok(()) } else { Err(format!("norm of {have} over width {want}")) }
-            }
-            Op::Embed { table, out, .. } => {
-                let (have, want) = (self.weights[table.ix()].cols, self.width(out));
-                if have == want {
-                    Ok(())
-                } else {
-                    Err(format!("table of width {have} into {want}"))
-                }
-            }
-            Op::Attention { q, kv, heads, .. } => {
-                let g = &self.kv[kv.group as usize];
-                let want = heads * g.k_width;
-                if heads % g.heads != 0 {
-                    return Err(format!("{heads} query heads over {} key heads", g.heads));
-                }
-                if self.width(q) == want {
-                    Ok(())
-                } else {
-                    Err(format!("q of width {}, expected {want}", self.width(q)))
-                }
-            }
-            _ => Ok(()),
-        }
     }
 }
 

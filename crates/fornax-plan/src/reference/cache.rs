@@ -21,7 +21,7 @@ pub(super) struct Cache {
 }
 
 impl Cache {
-    pub(super) fn new(groups: &[KvGroup], blocks: u32, block: u32, ty: KvType) -> Cache {
+    pub(super) fn new(groups: &[KvGroup], blocks: u32, block: u32, ty: KvType) -> Result<Cache> {
         let mut cache = Cache {
             block,
             groups: groups.to_vec(),
@@ -29,16 +29,31 @@ impl Cache {
             blocks: 0,
             pools: vec![Vec::new(); groups.len()],
         };
-        cache.grow(blocks);
-        cache
+        cache.grow(blocks)?;
+        Ok(cache)
     }
 
-    pub(super) fn grow(&mut self, blocks: u32) {
-        self.blocks += blocks;
-        for g in 0..self.groups.len() {
-            let len = self.block_len(g) * self.blocks as usize;
-            self.pools[g].resize(len, 0.0);
+    pub(super) fn grow(&mut self, blocks: u32) -> Result<()> {
+        let all = self.blocks.checked_add(blocks);
+        let lens = (0..self.groups.len())
+            .map(|g| all.and_then(|n| self.block_len(g).checked_mul(n as usize)))
+            .collect::<Option<Vec<usize>>>();
+        let room = |pools: &mut Vec<Vec<f32>>, lens: &[usize]| {
+            let mut each = pools.iter_mut().zip(lens);
+            each.all(|(pool, len)| pool.try_reserve_exact(len - pool.len()).is_ok())
+        };
+        let (Some(all), Some(lens)) = (all, lens.filter(|lens| room(&mut self.pools, lens))) else {
+            return Err(Error::out_of_memory(format!(
+                "reference: {blocks} more kv blocks of {} tokens could not be had; a smaller \
+                 context needs less",
+                self.block
+            )));
+        };
+        self.blocks = all;
+        for (pool, len) in self.pools.iter_mut().zip(lens) {
+            pool.resize(len, 0.0);
         }
+        Ok(())
     }
 
     pub(super) fn bytes(&self) -> u64 {

@@ -88,7 +88,7 @@ impl Device for ReferenceDevice {
                 r.what, r.why, r.help
             )));
         }
-        let cache = Cache::new(&plan.kv, limits.kv_blocks, self.kv_block, limits.kv_type);
+        let cache = Cache::new(&plan.kv, limits.kv_blocks, self.kv_block, limits.kv_type)?;
         let states = (0..limits.slots)
             .map(|_| plan.states.iter().map(|s| vec![0.0; s.len as usize]).collect())
             .collect();
@@ -341,7 +341,7 @@ impl Program for ReferenceProgram {
     }
 
     fn grow_kv(&mut self, blocks: u32) -> Result<()> {
-        self.cache.grow(blocks);
+        self.cache.grow(blocks)?;
         self.limits.kv_blocks += blocks;
         Ok(())
     }
