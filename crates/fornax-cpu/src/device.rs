@@ -9,6 +9,7 @@ use fornax_plan::{
 
 use crate::check::check;
 use crate::isa::Isa;
+use crate::long_blocks::LongBlocks;
 use crate::matrix;
 use crate::ops::BLOCK;
 use crate::pool::Pool;
@@ -33,6 +34,8 @@ pub struct CpuDevice {
     isa: Isa,
     pool: Arc<Mutex<Pool>>,
     threads: usize,
+    /// KV blocks of the kernels that make one block of this device.
+    run: u32,
 }
 
 impl CpuDevice {
@@ -56,7 +59,15 @@ impl CpuDevice {
         let pool = Pool::new(threads, &cpus).map_err(|e| {
             Error::out_of_memory(format!("cpu: starting {threads} threads: {e}; use fewer"))
         })?;
-        Ok(CpuDevice { isa, pool: Arc::new(Mutex::new(pool)), threads })
+        Ok(CpuDevice { isa, pool: Arc::new(Mutex::new(pool)), threads, run: 1 })
+    }
+
+    /// The same CPU and threads with KV blocks of at least so many tokens, rounded up to what the kernels work on: a
+    /// block of a whole context keeps every sequence in one piece. The numbers do not change.
+    #[must_use]
+    pub fn with_kv_block(&self, tokens: u32) -> CpuDevice {
+        let (pool, run) = (Arc::clone(&self.pool), tokens.div_ceil(BLOCK as u32).max(1));
+        CpuDevice { isa: self.isa, pool, threads: self.threads, run }
     }
 
     /// The tier that kernels run on.
@@ -83,7 +94,7 @@ impl Device for CpuDevice {
             name: topology::processor_name(),
             tier: self.isa.name().into(),
             threads: self.threads as u32,
-            kv_block: BLOCK as u32,
+            kv_block: self.run.saturating_mul(BLOCK as u32),
             act: ActMode::Q8,
             weight_types: TensorType::ALL.iter().copied().filter(direct).collect(),
             in_flight: 1,
@@ -139,6 +150,12 @@ impl Device for CpuDevice {
             return Err(Error::unsupported(format!("cpu: {}: {}; {}", r.what, r.why, r.help)));
         }
         let pool = Arc::clone(&self.pool);
-        Ok(Box::new(CpuProgram::new(plan, limits, self.isa, pool)?))
+        if self.run == 1 {
+            return Ok(Box::new(CpuProgram::new(plan, limits, self.isa, pool)?));
+        }
+        let kv_blocks = limits.kv_blocks.saturating_mul(self.run);
+        let limits = Limits { kv_blocks, ..limits.clone() };
+        let program = CpuProgram::new(plan, &limits, self.isa, pool)?;
+        Ok(Box::new(LongBlocks { program, run: self.run }))
     }
 }

@@ -14,6 +14,7 @@ mod device;
 mod heads;
 pub mod isa;
 mod kv;
+mod long_blocks;
 mod matrix;
 mod moe;
 mod ops;

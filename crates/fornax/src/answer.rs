@@ -42,6 +42,10 @@ pub(crate) struct Request<'a> {
     pub(crate) most: u32,
     pub(crate) sample: SampleParams,
     pub(crate) stops: &'a [String],
+    /// Whether the answer goes on in the middle of a text, so that a space it begins with belongs to it.
+    pub(crate) continues: bool,
+    /// When the prompt was begun on another device, which handed it over; its tokens count as computed.
+    pub(crate) begun: Option<Instant>,
 }
 
 /// What came of it.
@@ -119,18 +123,20 @@ pub(crate) fn generate(
     request: &Request<'_>,
     listener: &mut Listener<'_>,
 ) -> Result<Answer> {
+    let decoder = if request.continues { StreamDecoder::continuing } else { StreamDecoder::new };
     let mut writer = Writer {
         config,
         model,
-        decoder: StreamDecoder::new(model.tokenizer().clone(), true),
+        decoder: decoder(model.tokenizer().clone(), true),
         stops: StopMatcher::new(request.stops),
         text: String::new(),
         ids: Vec::new(),
         cached: 0,
         first: None,
         steps: Steps::default(),
-        last: Instant::now(),
+        last: request.begun.unwrap_or_else(Instant::now),
         prompt: request.prompt.len(),
+        handed: request.begun.is_some(),
     };
     let mut ended = Ok(None);
     let engine = fornax_engine::Request {
@@ -138,6 +144,7 @@ pub(crate) fn generate(
         sample: request.sample,
         max_new: request.most,
         stop: model.tokenizer().ends_of_generation(),
+        sampler: None,
         logprobs: config.volume == Volume::Verbose,
     };
     let finish = session.generate(&engine, |event| {
@@ -165,6 +172,8 @@ struct Writer<'a> {
     /// When the last event came, or the whole began.
     last: Instant,
     prompt: usize,
+    /// Whether another device computed what is cached.
+    handed: bool,
 }
 
 impl Writer<'_> {
@@ -172,7 +181,7 @@ impl Writer<'_> {
     fn take(&mut self, event: Event, listener: &mut Listener<'_>) -> Result<Option<Finish>> {
         let (token, logprob) = match event {
             Event::Started { cached } => {
-                self.cached = cached as usize;
+                self.cached = if self.handed { 0 } else { cached as usize };
                 return Ok(None);
             }
             Event::Token { token, logprob } => (token, logprob),

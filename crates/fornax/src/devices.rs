@@ -1,13 +1,16 @@
 //! Which provider computes: the only place that knows them all.
 //! Everything above sees `fornax_plan::Device`.
 
-use anyhow::{Result, bail};
+use std::sync::OnceLock;
+
+use anyhow::{Result, anyhow, bail};
 use fornax_cpu::{CpuDevice, CpuOptions, Isa};
 use fornax_plan::reference::ReferenceDevice;
-use fornax_plan::{Device, DeviceInfo, KvType};
+use fornax_plan::{ActMode, Device, DeviceInfo, KvType};
 
 use crate::flags::high::Config;
-use crate::flags::low::{DeviceName, KvName};
+use crate::flags::low::{ActName, DeviceName, KvName, Layout};
+use crate::output;
 
 /// A device that is ready to prepare a plan.
 pub(crate) enum Opened {
@@ -35,16 +38,63 @@ pub(crate) struct ReadRate {
 const READ_BYTES_MAX: u64 = 512 << 20;
 
 impl Opened {
-    /// The device that the flags ask for.
+    /// The device that the flags ask for. Whether it can run a given model is seen when the model is prepared:
+    /// where `auto` chose a GPU that cannot, [`Opened::fallback`] is what computes.
     ///
     /// # Errors
     /// When it is not in this build or not in this machine.
     pub(crate) fn new(config: &Config) -> Result<Opened> {
         match config.device {
+            // A tier is the CPU's alone.
+            DeviceName::Auto if config.cpu_isa.is_none() => match cuda() {
+                Ok(gpu) => Ok(Opened::Gpu(gpu)),
+                Err(why) => {
+                    output::detail(config, &format!("no GPU: {why:#}"));
+                    Ok(Opened::Cpu(cpu(config)?))
+                }
+            },
             DeviceName::Auto | DeviceName::Cpu => Ok(Opened::Cpu(cpu(config)?)),
             DeviceName::Reference => Ok(Opened::Reference(ReferenceDevice::default())),
             DeviceName::Metal => bail!("--device metal is not in this build; use cpu"),
             DeviceName::Cuda => Ok(Opened::Gpu(cuda()?)),
+        }
+    }
+
+    /// What computes the whole model where this device refuses it; `None` where the refusal is final, because the
+    /// device was asked for by name or is the last.
+    ///
+    /// # Errors
+    /// When the CPU's threads cannot be started.
+    pub(crate) fn fallback(&self, config: &Config) -> Result<Option<Opened>> {
+        match (self, config.device) {
+            (Opened::Gpu(_), DeviceName::Auto) => Ok(Some(Opened::Cpu(cpu(config)?))),
+            _ => Ok(None),
+        }
+    }
+
+    /// The same device with keys and values laid out as the flags say, for sequences of at most `context` tokens;
+    /// `None` where it is so already.
+    ///
+    /// # Errors
+    /// When the device has no such layout.
+    pub(crate) fn laid_out(&self, config: &Config, context: u32) -> Result<Option<Opened>> {
+        let paged = config.layout == Layout::Paged;
+        match self {
+            _ if paged => Ok(None),
+            Opened::Cpu(device) => Ok(Some(Opened::Cpu(device.with_kv_block(context)))),
+            Opened::Reference(device) => {
+                let device = ReferenceDevice { kv_block: context.max(1), ..device.clone() };
+                Ok(Some(Opened::Reference(device)))
+            }
+            Opened::Gpu(device) => {
+                let info = device.info();
+                bail!(
+                    "--kv contiguous: {} keeps keys and values in blocks of {} tokens only; use --kv paged or \
+                     --device cpu",
+                    info.kind,
+                    info.kv_block
+                )
+            }
         }
     }
 
@@ -63,7 +113,7 @@ impl Opened {
 
     /// `--kv-type` as the boundary calls it; where it was not given, f16, and for the oracle its own f32.
     pub(crate) fn kv_type(&self, config: &Config) -> KvType {
-        match (config.kv, self) {
+        match (config.kv_type, self) {
             (Some(KvName::F16), _) | (None, Opened::Cpu(_) | Opened::Gpu(_)) => KvType::F16,
             (Some(KvName::Q8_0), _) => KvType::Q8_0,
             (None, Opened::Reference(_)) => KvType::F32,
@@ -102,14 +152,36 @@ pub(crate) fn all(config: &Config) -> Result<Vec<Found>> {
     Ok(gpu.into_iter().chain([cpu, reference]).collect())
 }
 
-#[cfg(feature = "cuda")]
+/// `--act` as the boundary calls it.
+pub(crate) fn act(config: &Config) -> Option<ActMode> {
+    config.act.map(|act| match act {
+        ActName::F32 => ActMode::F32,
+        ActName::Q8 => ActMode::Q8,
+    })
+}
+
+/// The first GPU. A driver that failed once is not tried again in this process.
 fn cuda() -> Result<Box<dyn Device>> {
+    static FAILED: OnceLock<String> = OnceLock::new();
+    remembered(&FAILED, open_cuda)
+}
+
+#[cfg(feature = "cuda")]
+fn open_cuda() -> Result<Box<dyn Device>> {
     Ok(Box::new(fornax_cuda::CudaDevice::open(0)?))
 }
 
 #[cfg(not(feature = "cuda"))]
-fn cuda() -> Result<Box<dyn Device>> {
-    bail!("--device cuda is not in this build; use cpu")
+fn open_cuda() -> Result<Box<dyn Device>> {
+    bail!("--device cuda is not in this build; use --device cpu")
+}
+
+/// What `open` gives, unless it failed before: then what it said.
+fn remembered<T>(failed: &OnceLock<String>, open: impl FnOnce() -> Result<T>) -> Result<T> {
+    if let Some(cause) = failed.get() {
+        return Err(anyhow!("{cause}"));
+    }
+    open().inspect_err(|cause| drop(failed.set(format!("{cause:#}"))))
 }
 
 fn cpu(config: &Config) -> Result<CpuDevice> {
@@ -130,6 +202,19 @@ fn cpu(config: &Config) -> Result<CpuDevice> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_device_that_failed_is_not_opened_again() {
+        let (failed, mut opened) = (OnceLock::new(), 0);
+        for _ in 0..3 {
+            let found: Result<()> = remembered(&failed, || {
+                opened += 1;
+                bail!("no driver")
+            });
+            assert_eq!(found.unwrap_err().to_string(), "no driver");
+        }
+        assert_eq!(opened, 1);
+    }
 
     #[test]
     fn a_share_of_the_rate_is_in_percent() {

@@ -49,8 +49,17 @@ pub(crate) fn bench(config: &Config, flags: &Bench) -> Result<()> {
     if flags.p == 0 && flags.n == 0 {
         return Err(super::Usage("there is nothing to measure: both -p and -n are 0".into()).into());
     }
+    // Positions are 32 bits; the numbers are anybody's.
+    let longest = flags.p.saturating_add(flags.n).max(flags.n.saturating_add(1));
+    let context = flags.d.saturating_add(longest);
+    if context > u32::MAX as usize {
+        return Err(super::Usage(format!(
+            "-d, -p and -n ask for {context} positions or more, expected at most {}",
+            u32::MAX
+        ))
+        .into());
+    }
     let started = start(config, flags)?;
-    let context = flags.d + flags.p.max(flags.n + 1).max(flags.p + flags.n);
     let limit = started.announce(config)?;
     // The buffer of that measurement, and the making of a synthetic model, are no part of running one.
     machine::forget_peak();
@@ -101,11 +110,7 @@ fn start(config: &Config, flags: &Bench) -> Result<Started> {
     };
     let synthetic = Synthetic::parse(synthetic).map_err(|e| super::usage(&e))?;
     let gguf = Gguf::from_bytes(synthetic.write(Vec::new())?)?;
-    Ok(Started {
-        opened: Opened::new(config)?,
-        model: Model::from_gguf(gguf)?,
-        name: synthetic.name(),
-    })
+    Ok(Started::new(Opened::new(config)?, Model::from_gguf(gguf)?, synthetic.name()))
 }
 
 /// Runs the parts on tokens of no meaning.
@@ -169,7 +174,14 @@ impl Runner<'_> {
 
 /// Greedy, and never ended by a token.
 fn request(prompt: &[u32], max_new: u32) -> Request<'_> {
-    Request { prompt, sample: SampleParams::default(), max_new, stop: &[], logprobs: false }
+    Request {
+        prompt,
+        sample: SampleParams::default(),
+        sampler: None,
+        max_new,
+        stop: &[],
+        logprobs: false,
+    }
 }
 
 /// FNV-1a (64 bits) of ids as little-endian bytes.

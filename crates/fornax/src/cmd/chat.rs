@@ -126,6 +126,8 @@ impl Turn<'_> {
             most: u32::MAX,
             sample: answer::sample_params(&Sampling::default()),
             stops: &[],
+            continues: false,
+            begun: None,
         };
         let mut listener = Listener {
             piece: &mut |piece| output::product(piece.as_bytes()),

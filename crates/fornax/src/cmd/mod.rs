@@ -6,6 +6,7 @@ mod chat;
 mod devices;
 mod inspect;
 mod logits;
+mod perplexity;
 mod pull;
 mod quantize;
 mod run;
@@ -63,6 +64,7 @@ pub(crate) fn dispatch(config: &Config, command: Command) -> Result<()> {
         Command::Run(flags) => run::run(config, &flags),
         Command::Chat(flags) => chat::chat(config, &flags),
         Command::Bench(flags) => bench::bench(config, &flags),
+        Command::Perplexity(flags) => perplexity::perplexity(config, &flags),
         Command::Logits(flags) => logits::logits(config, &flags),
         Command::Tokenize(flags) => tokens::tokenize(config, &flags),
         Command::Detokenize(flags) => tokens::detokenize(config, &flags),

@@ -1,12 +1,15 @@
 //! `fornax run`: one prompt, one answer.
 
 use std::io::IsTerminal;
+use std::time::Instant;
 
 use anyhow::Result;
+use fornax_engine::Session;
 use serde::Serialize;
 
-use super::start::{Started, chat_tokens, conclude, message};
+use super::start::{self, Started, chat_tokens, conclude, message};
 use crate::answer::{self, Answer, Listener, Request};
+use crate::devices::Opened;
 use crate::flags::high::Config;
 use crate::flags::low::Run;
 use crate::output;
@@ -45,6 +48,8 @@ pub(crate) fn run(config: &Config, flags: &Run) -> Result<()> {
     if prompt.is_empty() {
         return Err(super::Usage("there is nothing to answer: the prompt is empty".into()).into());
     }
+    let split = Split::of(config, flags)?;
+    let config = &config.on(flags.decode_device.unwrap_or(config.device));
     let started = Started::open(config, flags.model.model.as_deref())?;
     let model = &started.model;
     let tokens = if flags.raw {
@@ -56,11 +61,17 @@ pub(crate) fn run(config: &Config, flags: &Run) -> Result<()> {
     let context = started.context(flags.ctx, flags.n.map(|n| tokens.len() + n as usize));
     let mut session = started.session(config, context)?;
     let limit = started.announce(config)?;
+    let begun = match split {
+        Some(split) => split.prefill(&started, &mut session, &tokens, context)?,
+        None => None,
+    };
     let request = Request {
         prompt: &tokens,
         most: flags.n.unwrap_or(u32::MAX),
         sample: answer::sample_params(&flags.sampling),
         stops: &flags.stop,
+        continues: flags.raw,
+        begun,
     };
     let stream = !flags.json;
     let mut listener = Listener {
@@ -76,6 +87,56 @@ pub(crate) fn run(config: &Config, flags: &Run) -> Result<()> {
     conclude(config, &answer, percent);
     started.profile(config, &mut session, &tokens, &answer.ids)?;
     if flags.json { output::json(&report(&answer, percent)) } else { Ok(()) }
+}
+
+/// The prompt on one device, the answer on another.
+struct Split {
+    config: Config,
+    opened: Opened,
+}
+
+impl Split {
+    /// `None` where one device does both.
+    ///
+    /// # Errors
+    /// When the device of the prompt is not there.
+    fn of(config: &Config, flags: &Run) -> Result<Option<Split>> {
+        let prefill = flags.prefill_device.unwrap_or(config.device);
+        if prefill == flags.decode_device.unwrap_or(config.device) {
+            return Ok(None);
+        }
+        let config = config.on(prefill);
+        Ok(Some(Split { opened: Opened::new(&config)?, config }))
+    }
+
+    /// Computes all of the prompt but its last token, whose logits the other session needs, and hands it over. Tells
+    /// when that began; `None` where there was nothing to compute.
+    ///
+    /// # Errors
+    /// When the prompt does not fit, the model cannot run there, or a device cannot hand over.
+    fn prefill(
+        &self,
+        started: &Started,
+        to: &mut Session,
+        tokens: &[u32],
+        context: usize,
+    ) -> Result<Option<Instant>> {
+        let info = self.opened.device().info();
+        let Some((_, first)) = tokens.split_last().filter(|(_, first)| !first.is_empty()) else {
+            return Ok(None);
+        };
+        if info.kind == started.device().info().kind {
+            // `auto` is what the answer runs on anyway.
+            return Ok(None);
+        }
+        let options = start::options(&self.config, &self.opened, context);
+        let mut session = started.session_on(&self.opened, &self.config, &options)?;
+        output::note(&self.config, &format!("the prompt runs on {} {}", info.kind, info.tier));
+        let begun = Instant::now();
+        session.prefill(first)?;
+        session.hand_over(to)?;
+        Ok(Some(begun))
+    }
 }
 
 fn report(answer: &Answer, limit_percent: Option<f64>) -> Report<'_> {

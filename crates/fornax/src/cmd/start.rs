@@ -1,15 +1,16 @@
 //! What the commands that run a model have in common: a model, a device, the line that says so, and the line at the end.
 
+use std::cell::OnceCell;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use fornax_engine::{Model, Session, SessionOptions};
-use fornax_plan::{ActMode, Device, OpTime};
+use fornax_plan::{Device, OpTime};
 use serde_json::{Value, json};
 
 use super::pull::size;
 use crate::answer::Answer;
-use crate::devices::{Opened, ReadRate};
+use crate::devices::{self, Opened, ReadRate};
 use crate::flags::high::{Config, Volume};
 use crate::output;
 use crate::store::{Store, alias};
@@ -26,7 +27,19 @@ pub(super) struct Started {
     /// How reports call the model.
     pub(super) name: String,
     pub(super) model: Model,
-    pub(super) opened: Opened,
+    opened: Opened,
+    /// What computes instead, once `opened` refused the model.
+    instead: OnceCell<Opened>,
+}
+
+/// What a session on a device is made for, as the flags say.
+pub(super) fn options(config: &Config, opened: &Opened, context: usize) -> SessionOptions {
+    SessionOptions {
+        context: Some(u32::try_from(context).unwrap_or(u32::MAX)),
+        chunk: CHUNK as u32,
+        kv_type: opened.kv_type(config),
+        act: devices::act(config),
+    }
 }
 
 /// The file that `name` stands for, the default model where it is absent.
@@ -63,11 +76,20 @@ impl Started {
         let name = path
             .file_name()
             .map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned());
-        Ok(Started { name, model, opened })
+        Ok(Started::new(opened, model, name))
+    }
+
+    pub(super) fn new(opened: Opened, model: Model, name: String) -> Started {
+        Started { name, model, opened, instead: OnceCell::new() }
+    }
+
+    /// What computes; settled when the first session is made.
+    pub(super) fn opened(&self) -> &Opened {
+        self.instead.get().unwrap_or(&self.opened)
     }
 
     pub(super) fn device(&self) -> &dyn Device {
-        self.opened.device()
+        self.opened().device()
     }
 
     /// Weight bytes that one token reads.
@@ -85,31 +107,40 @@ impl Started {
         }
     }
 
+    /// A session on the device of the flags. Where `auto` chose a GPU that refuses the model, one line says why and the
+    /// CPU runs all of it, here and in every later session.
+    ///
     /// # Errors
     /// When the device cannot run the model or has no room.
     pub(super) fn session(&self, config: &Config, context: usize) -> Result<Session> {
-        self.session_on(self.device(), config, context, None)
+        let wanted = options(config, self.opened(), context);
+        let refused = match self.session_on(self.opened(), config, &wanted) {
+            Ok(session) => return Ok(session),
+            Err(refused) => refused,
+        };
+        let Some(fallback) = self.opened().fallback(config)? else { return Err(refused) };
+        // The causes alone: which model and device is clear.
+        let why: Vec<String> = refused.chain().skip(1).map(ToString::to_string).collect();
+        let why = if why.is_empty() { format!("{refused:#}") } else { why.join(": ") };
+        output::note(config, &format!("the CPU runs the whole model instead of the GPU: {why}"));
+        let fallback = self.instead.get_or_init(|| fallback);
+        self.session_on(fallback, config, &options(config, fallback, context))
     }
 
-    /// As [`Started::session`] on another device and in a given activation form.
+    /// A session on any device.
     ///
     /// # Errors
-    /// As [`Started::session`].
+    /// When the device cannot run the model or has no room.
     pub(super) fn session_on(
         &self,
-        device: &dyn Device,
+        opened: &Opened,
         config: &Config,
-        context: usize,
-        act: Option<ActMode>,
+        options: &SessionOptions,
     ) -> Result<Session> {
-        let options = SessionOptions {
-            context: Some(u32::try_from(context).unwrap_or(u32::MAX)),
-            chunk: CHUNK as u32,
-            kv_type: self.opened.kv_type(config),
-            act,
-        };
+        let other = opened.laid_out(config, options.context.unwrap_or(CONTEXT_DEFAULT as u32))?;
+        let device = other.as_ref().unwrap_or(opened).device();
         let kind = device.info().kind;
-        Session::new(device, self.model.plan(), &options)
+        Session::new(device, self.model.plan(), options)
             .with_context(|| format!("could not prepare {} for {kind}", self.name))
     }
 
@@ -118,7 +149,7 @@ impl Started {
     /// # Errors
     /// When there is no memory to measure with.
     pub(super) fn announce(&self, config: &Config) -> Result<Option<ReadRate>> {
-        let limit = self.opened.read_rate(self.bytes())?;
+        let limit = self.opened().read_rate(self.bytes())?;
         if config.volume >= Volume::Normal {
             output::note(config, &self.line(limit));
         }
@@ -229,4 +260,63 @@ pub(super) fn conclude(config: &Config, answer: &Answer, percent: Option<f64>) {
         );
     }
     output::note(config, &line);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use clap::Parser;
+    use fornax_plan::{DeviceInfo, Error, Limits, Plan, Program, Refusal};
+
+    use super::*;
+    use crate::flags::low::Cli;
+
+    /// A GPU that has no kernel for anything.
+    struct Refusing;
+
+    impl Device for Refusing {
+        fn info(&self) -> DeviceInfo {
+            let reference = fornax_plan::reference::ReferenceDevice::default();
+            DeviceInfo { kind: "cuda", ..reference.info() }
+        }
+
+        fn supports(&self, _: &Plan, _: &Limits) -> Vec<Refusal> {
+            Vec::new()
+        }
+
+        fn prepare(&self, _: &Plan, _: &Limits) -> fornax_plan::Result<Box<dyn Program>> {
+            Err(Error::unsupported("cuda: attention: no kernel for heads of 16"))
+        }
+    }
+
+    fn started(device: &str) -> (Config, Started) {
+        let cli =
+            Cli::parse_from(["fornax", "list", "--quiet", "--threads", "1", "--device", device]);
+        let file = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../../testdata/models/llama3-q8_0/model.gguf");
+        let opened = Opened::Gpu(Box::new(Refusing));
+        let started = Started::new(opened, Model::open(&file).unwrap(), "model.gguf".into());
+        (Config::resolve(cli.shared), started)
+    }
+
+    #[test]
+    fn what_the_gpu_of_auto_refuses_the_cpu_runs() {
+        let (config, started) = started("auto");
+        assert_eq!(started.device().info().kind, "cuda");
+        for _ in 0..2 {
+            let mut session = started.session(&config, 16).unwrap();
+            assert_eq!(session.logits(&[1, 2, 3], false).unwrap().len(), 384);
+            assert_eq!(started.device().info().kind, "cpu");
+        }
+    }
+
+    #[test]
+    fn a_device_that_was_named_is_not_replaced() {
+        let (config, started) = started("cuda");
+        let error = started.session(&config, 16).unwrap_err();
+        let text = format!("{error:#}");
+        assert!(text.contains("attention") && text.contains("model.gguf"), "{text}");
+        assert_eq!(started.device().info().kind, "cuda");
+    }
 }

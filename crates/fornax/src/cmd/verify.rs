@@ -5,10 +5,11 @@ use std::fmt::Write;
 use std::ops::ControlFlow;
 
 use anyhow::{Result, bail};
-use fornax_engine::{Event, Request, SampleParams, Session};
+use fornax_engine::{Event, Request, SampleParams, Session, SessionOptions};
 use fornax_plan::{ActMode, Device, conformance};
 
-use super::start::Started;
+use super::start::{self, Started};
+use crate::devices::Opened;
 use crate::flags::high::Config;
 use crate::flags::low::Verify;
 use crate::output;
@@ -99,8 +100,10 @@ impl Rung<'_> {
     }
 
     fn theirs(&self, act: ActMode) -> Result<Session> {
-        let reference = self.started.opened.reference();
-        self.started.session_on(&reference, self.config, self.context, Some(act))
+        let mine = self.started.opened();
+        let options =
+            SessionOptions { act: Some(act), ..start::options(self.config, mine, self.context) };
+        self.started.session_on(&Opened::Reference(mine.reference()), self.config, &options)
     }
 
     /// The second rung: logits after every token of the prompt. Gives the largest difference.
@@ -155,6 +158,7 @@ fn greedy(session: &mut Session, prompt: &[u32]) -> Result<Vec<u32>> {
         sample: SampleParams::default(),
         max_new: TRANSCRIPT as u32,
         stop: &[],
+        sampler: None,
         logprobs: false,
     };
     session.generate(&request, |event| {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
-use super::low::{DeviceName, KvName, Shared};
+use super::low::{ActName, DeviceName, KvName, Layout, Shared};
 
 /// Everything that commands share.
 #[derive(Clone, Debug)]
@@ -17,7 +17,10 @@ pub(crate) struct Config {
     pub(crate) threads: Option<usize>,
     pub(crate) cpu_isa: Option<String>,
     /// `None`: the device's own.
-    pub(crate) kv: Option<KvName>,
+    pub(crate) kv_type: Option<KvName>,
+    pub(crate) layout: Layout,
+    /// `None`: the device's own.
+    pub(crate) act: Option<ActName>,
     pub(crate) profile: bool,
     pub(crate) volume: Volume,
     /// Whether stderr can redraw a line.
@@ -62,7 +65,9 @@ impl Config {
             device: shared.device,
             threads: shared.threads,
             cpu_isa: shared.cpu_isa.filter(|s| !s.is_empty()),
-            kv: shared.kv_type,
+            kv_type: shared.kv_type,
+            layout: shared.kv,
+            act: shared.act,
             profile: shared.profile,
             volume,
             stderr_draws: std::io::stderr().is_terminal() && !dumb && volume != Volume::Quiet,
@@ -71,6 +76,11 @@ impl Config {
                 directories::ProjectDirs::from("", "", "fornax").map(|d| d.cache_dir().to_owned())
             }),
         }
+    }
+
+    /// The same with another `--device`.
+    pub(crate) fn on(&self, device: DeviceName) -> Config {
+        Config { device, ..self.clone() }
     }
 
     /// The folder that holds `models/`.

@@ -20,7 +20,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Shared options")]
 pub(crate) struct Shared {
-    /// Where to compute
+    /// Where to compute; auto is a CUDA GPU if it can run the model, else the CPU
     #[arg(long, value_enum, default_value = "auto", global = true, value_name = "DEVICE")]
     pub(crate) device: DeviceName,
     /// CPU threads [default: one for each physical core]
@@ -33,6 +33,12 @@ pub(crate) struct Shared {
     /// How keys and values are stored [default: f16, in the reference f32]
     #[arg(long, value_enum, global = true, value_name = "TYPE")]
     pub(crate) kv_type: Option<KvName>,
+    /// Keep keys and values in small blocks, or one block for each sequence
+    #[arg(long, value_enum, global = true, value_name = "LAYOUT", default_value = "paged")]
+    pub(crate) kv: Layout,
+    /// In which form matrices take activations [default: the device's own]
+    #[arg(long, value_enum, global = true, value_name = "FORM")]
+    pub(crate) act: Option<ActName>,
     /// Print calls, time, GB/s and share of every kind of operation to stderr
     #[arg(long, global = true)]
     pub(crate) profile: bool,
@@ -62,6 +68,20 @@ pub(crate) enum KvName {
     Q8_0,
 }
 
+/// `--kv`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Layout {
+    Paged,
+    Contiguous,
+}
+
+/// `--act`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ActName {
+    F32,
+    Q8,
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Answer one prompt; the answer streams to stdout
@@ -70,6 +90,8 @@ pub(crate) enum Command {
     Chat(Chat),
     /// Measure prompt and generation speed
     Bench(Bench),
+    /// Measure how well a model predicts a text
+    Perplexity(Perplexity),
     /// Print the logits that follow given tokens
     Logits(Logits),
     /// Turn text into token ids
@@ -137,6 +159,12 @@ pub(crate) struct Run {
     /// Room for N tokens of prompt and answer [default: what the model was trained for, at most 8192]
     #[arg(long, value_name = "N", value_parser = positive)]
     pub(crate) ctx: Option<usize>,
+    /// Compute the prompt there and hand keys, values and states over [default: as --device]
+    #[arg(long, value_enum, value_name = "DEVICE")]
+    pub(crate) prefill_device: Option<DeviceName>,
+    /// Compute the answer there [default: as --device]
+    #[arg(long, value_enum, value_name = "DEVICE")]
+    pub(crate) decode_device: Option<DeviceName>,
     /// Print one JSON object instead of streaming
     #[arg(long)]
     pub(crate) json: bool,
@@ -195,6 +223,22 @@ pub(crate) struct Bench {
     /// Repeats
     #[arg(short, value_name = "N", default_value = "5", value_parser = positive)]
     pub(crate) r: usize,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Perplexity {
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
+    /// A file of text
+    #[arg(value_name = "TEXT_FILE")]
+    pub(crate) text: PathBuf,
+    /// Tokens that the model sees at once; the second half of each window counts [default: 512, or
+    /// the model's context if that is less]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub(crate) window: Option<usize>,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
@@ -395,6 +439,9 @@ mod tests {
             ["--ctx", "0"],
             ["-n", "-3"],
             ["--kv-type", "q4_0"],
+            ["--kv", "scattered"],
+            ["--act", "q4"],
+            ["--prefill-device", "tpu"],
             ["--device", "tpu"],
         ] {
             let args = ["fornax", "run", "hi"].into_iter().chain(bad);

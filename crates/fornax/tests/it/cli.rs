@@ -11,6 +11,7 @@ const COMMANDS: &[&str] = &[
     "run",
     "chat",
     "bench",
+    "perplexity",
     "logits",
     "tokenize",
     "detokenize",

@@ -63,7 +63,7 @@ fn with_template(home: &Folder) -> PathBuf {
 fn raw(home: &Folder, more: &[&str]) -> Ran {
     let mut command = fornax(home);
     command
-        .args(["run", "--raw", "--temp", "0", "-n", "12", "-m"])
+        .args(["run", "--device", "cpu", "--raw", "--temp", "0", "-n", "12", "-m"])
         .arg(model("llama3-q8_0"))
         .args(more);
     ran(&mut command)
@@ -425,7 +425,10 @@ fn bench_reports_medians_and_one_checksum() {
     let home = Folder::new();
     let bench = |more: &[&str]| {
         let mut command = fornax(&home);
-        command.args(["bench", "-p", "24", "-r", "3", "-m"]).arg(model("llama3-q8_0")).args(more);
+        command
+            .args(["bench", "--device", "cpu", "-p", "24", "-r", "3", "-m"])
+            .arg(model("llama3-q8_0"))
+            .args(more);
         ran(&mut command)
     };
     let fields = ["model", "device", "tier", "threads", "pp", "tg", "checksum", "peak_bytes"];
@@ -466,7 +469,7 @@ fn verify_finds_the_reference_equal_to_itself() {
 fn verify_climbs_the_ladder_on_the_cpu() {
     let home = Folder::new();
     let mut command = fornax(&home);
-    let ran = ran(command.args(["verify", "-m"]).arg(model("llama3-q8_0"))).ok();
+    let ran = ran(command.args(["verify", "--device", "cpu", "-m"]).arg(model("llama3-q8_0"))).ok();
     assert!(ran.stdout.starts_with("cpu ") && !ran.stdout.contains("FAILED"), "{}", ran.stdout);
     for word in ["matmul", "against F32", "against Q8", "transcript"] {
         assert!(ran.stdout.contains(word), "no {word:?} in {}", ran.stdout);

@@ -6,5 +6,6 @@ mod cli;
 mod files;
 mod generate;
 mod hub;
+mod modes;
 mod program;
 mod pull;
