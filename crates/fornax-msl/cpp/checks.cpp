@@ -87,7 +87,7 @@ static inline bool all_bits(const uint64_t *bits, uint64_t at, size_t n) {
 
 static const char *verb(Kind k) { return k == LOAD ? "read" : k == STORE ? "write" : "atomic access"; }
 
-[[noreturn]] static void clash_fault(const Clash &c, int binding, int64_t offset, size_t n, Kind kind, const void *pc, const char *where) {
+[[noreturn]] __attribute__((noinline, cold)) static void clash_fault(const Clash &c, int binding, int64_t offset, size_t n, Kind kind, const void *pc, const char *where) {
   const bool store = kind == STORE || kind == ATOMIC_STORE;
   const char *other = c.was_write ? "written" : "read";
   if (c.how == 2) {
@@ -103,7 +103,7 @@ static const char *verb(Kind k) { return k == LOAD ? "read" : k == STORE ? "writ
   fault(RACE, binding, offset, uint32_t(n), store, pc, nullptr, 0, "%s of %s that %s has %s since the last barrier that orders the two", verb(kind), where, who, other);
 }
 
-static void group_access(uintptr_t a, size_t n, Kind kind, const void *pc) {
+__attribute__((noinline)) static void group_access(uintptr_t a, size_t n, Kind kind, const void *pc) {
   const size_t at = a - uintptr_t(G.arena), k = at / ARRAY_SPAN, off = at % ARRAY_SPAN;
   const bool store = kind == STORE || kind == ATOMIC_STORE;
   if (k >= G.narrays || off + n > G.arrays[k].bytes)
@@ -118,7 +118,7 @@ static void group_access(uintptr_t a, size_t n, Kind kind, const void *pc) {
   clash_fault(c, -1, int64_t(off), n, kind, pc, where);
 }
 
-static Binding *find(uintptr_t a) {
+__attribute__((noinline)) static Binding *find(uintptr_t a) {
   for (uint32_t i = 0; i < G.launch->nbindings; i++) {
     Binding *b = &G.launch->bindings[i];
     if (a - b->window < b->window_len) return G.recent[a >> 34 & 63] = b;
@@ -126,7 +126,7 @@ static Binding *find(uintptr_t a) {
   return nullptr;
 }
 
-static void stray(uintptr_t a, size_t n, Kind kind, const void *pc) {
+__attribute__((noinline, cold)) static void stray(uintptr_t a, size_t n, Kind kind, const void *pc) {
   const bool store = kind == STORE || kind == ATOMIC_STORE;
   if (a >= G.launch->image_low && a + n <= G.launch->image_high) {
     if (!store) return;
@@ -137,31 +137,41 @@ static void stray(uintptr_t a, size_t n, Kind kind, const void *pc) {
   fault(OUT_OF_BOUNDS, -1, 0, uint32_t(n), store, pc, nullptr, 0, "%s of %zu bytes at address %#zx, which is in no bound buffer", verb(kind), n, size_t(a));
 }
 
-void access(uintptr_t a, size_t n, Kind kind, const void *pc) {
+__attribute__((noinline)) static void dispute(const Binding &b, uint64_t off, size_t n, Kind kind, const void *pc) {
+  const Clash c = touch_range(b.cells, b.in_buffer + off, n, kind, DEVICE_MEMORY);
+  if (c.how) clash_fault(c, int(&b - G.launch->bindings), int64_t(off), n, kind, pc, "device memory");
+}
+
+[[noreturn]] __attribute__((noinline, cold)) static void outside(const Binding &b, uint64_t off, size_t n, Kind kind, const void *pc) {
+  fault(OUT_OF_BOUNDS, int(&b - G.launch->bindings), int64_t(off), uint32_t(n), kind == STORE || kind == ATOMIC_STORE, pc, nullptr, 0, "%s of %zu bytes at offset %lld of a range of %llu bytes", verb(kind), n, (long long)off, (unsigned long long)b.len);
+}
+[[noreturn]] __attribute__((noinline, cold)) static void refused(const Binding &b, uint64_t off, size_t n, Kind kind, const void *pc) {
+  const int index = int(&b - G.launch->bindings);
+  if (kind == STORE || kind == ATOMIC_STORE) fault(READ_ONLY_WRITE, index, int64_t(off), uint32_t(n), true, pc, nullptr, 0, "write to an argument that is bound for reading");
+  fault(UNWRITTEN, index, int64_t(off), uint32_t(n), false, pc, nullptr, 0, "%s of %zu bytes at offset %lld that were never written", verb(kind), n, (long long)off);
+}
+
+// Inlined into each entry below, where size and kind are constants: most of the time of a run goes by here.
+static inline __attribute__((always_inline)) void judge(uintptr_t a, size_t n, Kind kind, const void *pc) {
   if (!G.running || a - G.stack_low < STACK || n == 0) return;
   if (a - uintptr_t(G.arena) < ARRAY_SPAN * ARRAYS) return group_access(a, n, kind, pc);
   Binding *b = G.recent[a >> 34 & 63];
   if (__builtin_expect(a - b->window >= b->window_len, 0) && !(b = find(a))) return stray(a, n, kind, pc);
-  const bool store = kind == STORE || kind == ATOMIC_STORE;
-  const int index = int(b - G.launch->bindings);
   const uint64_t off = a - b->low;
-  if (off >= b->len || n > b->len - off)
-    fault(OUT_OF_BOUNDS, index, int64_t(off), uint32_t(n), store, pc, nullptr, 0, "%s of %zu bytes at offset %lld of a range of %llu bytes", verb(kind), n, (long long)off, (unsigned long long)b->len);
-  if (store) {
-    if (!b->writable) fault(READ_ONLY_WRITE, index, int64_t(off), uint32_t(n), true, pc, nullptr, 0, "write to an argument that is bound for reading");
+  if (__builtin_expect(off >= b->len || n > b->len - off, 0)) outside(*b, off, n, kind, pc);
+  if (kind == STORE || kind == ATOMIC_STORE) {
+    if (__builtin_expect(!b->writable, 0)) refused(*b, off, n, kind, pc);
     b->stores++, b->store_bytes += n;
     set_bits(b->write_set, off, n);
     if (b->written) set_bits(b->written, b->in_buffer + off, n);
   } else {
     b->loads++, b->load_bytes += n;
     set_bits(b->read_set, off, n);
-    if (b->written && !all_bits(b->written, b->in_buffer + off, n))
-      fault(UNWRITTEN, index, int64_t(off), uint32_t(n), false, pc, nullptr, 0, "%s of %zu bytes at offset %lld that were never written", verb(kind), n, (long long)off);
+    if (b->written && __builtin_expect(!all_bits(b->written, b->in_buffer + off, n), 0)) refused(*b, off, n, kind, pc);
   }
-  if (!b->cells) return;
-  const Clash c = touch_range(b->cells, b->in_buffer + off, n, kind, DEVICE_MEMORY);
-  if (c.how) clash_fault(c, index, int64_t(off), n, kind, pc, "device memory");
+  if (b->cells) dispute(*b, off, n, kind, pc);
 }
+static void access(uintptr_t a, size_t n, Kind kind, const void *pc) { judge(a, n, kind, pc); }
 
 extern "C" void *msl_threadgroup_array(uint32_t slot, uint64_t bytes, const char *name, const char *file, int line) {
   uint32_t k = 0;
@@ -198,14 +208,14 @@ using namespace msl;
 #define PC __builtin_return_address(0)
 extern "C" {
 #define SIZED(n)                                                                         \
-  void __tsan_read##n(void *p) { access(uintptr_t(p), n, LOAD, PC); }                    \
-  void __tsan_write##n(void *p) { access(uintptr_t(p), n, STORE, PC); }                  \
-  void __tsan_unaligned_read##n(void *p) { access(uintptr_t(p), n, LOAD, PC); }          \
-  void __tsan_unaligned_write##n(void *p) { access(uintptr_t(p), n, STORE, PC); }        \
-  void __tsan_volatile_read##n(void *p) { access(uintptr_t(p), n, LOAD, PC); }           \
-  void __tsan_volatile_write##n(void *p) { access(uintptr_t(p), n, STORE, PC); }         \
-  void __tsan_read_write##n(void *p) { access(uintptr_t(p), n, LOAD, PC); access(uintptr_t(p), n, STORE, PC); } \
-  void __tsan_unaligned_read_write##n(void *p) { access(uintptr_t(p), n, LOAD, PC); access(uintptr_t(p), n, STORE, PC); }
+  void __tsan_read##n(void *p) { judge(uintptr_t(p), n, LOAD, PC); }                    \
+  void __tsan_write##n(void *p) { judge(uintptr_t(p), n, STORE, PC); }                  \
+  void __tsan_unaligned_read##n(void *p) { judge(uintptr_t(p), n, LOAD, PC); }          \
+  void __tsan_unaligned_write##n(void *p) { judge(uintptr_t(p), n, STORE, PC); }        \
+  void __tsan_volatile_read##n(void *p) { judge(uintptr_t(p), n, LOAD, PC); }           \
+  void __tsan_volatile_write##n(void *p) { judge(uintptr_t(p), n, STORE, PC); }         \
+  void __tsan_read_write##n(void *p) { judge(uintptr_t(p), n, LOAD, PC); judge(uintptr_t(p), n, STORE, PC); } \
+  void __tsan_unaligned_read_write##n(void *p) { judge(uintptr_t(p), n, LOAD, PC); judge(uintptr_t(p), n, STORE, PC); }
 SIZED(1) SIZED(2) SIZED(4) SIZED(8) SIZED(16)
 #undef SIZED
 void __tsan_read_range(void *p, unsigned long n) { access(uintptr_t(p), n, LOAD, PC); }

@@ -23,15 +23,13 @@ struct ArgSpec { // what the attributes and the address space of a parameter say
   int32_t needs;
 };
 
-template <class P> MSL_RAW inline P argument(const ArgDesc &a, const Launch &l) {
+template <class P> MSL_RAW inline P argument(const ArgDesc &a, const Launch &l, const Place &p) {
   if constexpr (std::is_pointer_v<P>) {
     return P(a.source == BUFFER ? l.buffer[a.index] : msl_threadgroup_argument(a.index));
   } else if constexpr (std::is_reference_v<P>) {
     return *static_cast<std::remove_reference_t<P> *>(l.buffer[a.index]);
   } else {
     uint64_t v[3] = {0, 0, 0};
-    Place p;
-    msl_place(&p);
     const uint32_t threads = l.size[0] * l.size[1] * l.size[2];
     for (int i = 0; i < 3; i++) switch (a.source) {
       case POSITION_IN_GRID: v[i] = uint64_t(p.group[i]) * l.size[i] + p.position[i]; break;
@@ -70,7 +68,9 @@ template <class... P, void (*F)(P...)> struct Entry<F> {
   }
   template <size_t... I> MSL_RAW static void call(const Launch *l, std::index_sequence<I...>) {
     void (*volatile f)(P...) = F;
-    f(argument<P>(l->args[I], *l)...);
+    Place p;
+    msl_place(&p);
+    f(argument<P>(l->args[I], *l, p)...);
   }
   MSL_RAW static void thunk(const Launch *l) { call(l, std::index_sequence_for<P...>{}); }
   MSL_RAW static KernelDesc kernel(const char *name, const ArgSpec *specs, uint32_t n, uint32_t max_threads) {

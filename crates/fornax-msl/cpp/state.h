@@ -62,7 +62,7 @@ struct Group {
   uint32_t *arena_cells; // four words for each byte of the first half of each span
   uint64_t arena_written[ARRAYS][GROUP_LIMIT / 64];
 };
-extern Group G;
+extern Group G __attribute__((visibility("hidden")));
 
 struct Past { // a threadgroup that ran in this span
   uint32_t start; // the clock when it began
@@ -75,6 +75,5 @@ const Past *who_ran(uint32_t stamp);
 [[noreturn]] void fault(uint32_t kind, int binding, int64_t offset, uint32_t size, bool write, const void *pc, const char *file, int line,
                         const char *text, ...) __attribute__((format(printf, 9, 10)));
 enum Kind { LOAD, STORE, ATOMIC_LOAD, ATOMIC_STORE };
-void access(uintptr_t a, size_t n, Kind kind, const void *pc);
 
 } // namespace msl

@@ -142,6 +142,8 @@ impl Compiler {
         }
         if checked && self.clang {
             flags.extend(["-mllvm", "-tsan-instrument-func-entry-exit=0"]);
+            // A race detector may leave out a read before a write of the same bytes; here both count.
+            flags.extend(["-mllvm", "-tsan-instrument-read-before-write=1"]);
         } else if checked {
             flags.extend(["--param", "tsan-instrument-func-entry-exit=0"]);
         }

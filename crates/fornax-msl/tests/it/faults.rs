@@ -109,6 +109,13 @@ fn reads_of_what_was_never_written() {
     let f = always(&d, FaultKind::Unwritten);
     assert_eq!((f.buffer.as_deref(), f.offset, f.thread), (Some("x"), 124, 31), "{f}");
     assert_eq!(x.first_unwritten(0, 128), Some(124));
+    let y = empty("y", 32);
+    always(&dispatch("unwritten_in_place", 1, 32).buffer(0, &y), FaultKind::Unwritten);
+    y.mark_written(0, 128);
+    let d2 = dispatch("unwritten_in_place", 1, 32).buffer(0, &y);
+    let report = run(d2, Options::default()).expect("all written");
+    let traffic = &report.dispatches[0].traffic[0];
+    assert_eq!((traffic.bytes_read, traffic.bytes_written), (128, 128));
     // A kernel's write counts, and forgetting takes it back.
     run(dispatch("same_bytes", 1, 32).buffer(0, &x), Options::default()).expect("sound");
     run(d.clone(), Options::default()).expect("all written");

@@ -36,6 +36,9 @@ kernel void other_thread(device float *y [[buffer(0)]], uint t [[thread_index_in
 kernel void unwritten_device(device const float *x [[buffer(0)]], device float *y [[buffer(1)]], uint t [[thread_position_in_grid]]) {
     y[t] = x[t]; // unwritten_device
 }
+kernel void unwritten_in_place(device float *y [[buffer(0)]], uint t [[thread_position_in_grid]]) {
+    y[t] *= 2.0f; // unwritten_in_place
+}
 kernel void unwritten_threadgroup(device float *y [[buffer(0)]], uint t [[thread_index_in_threadgroup]]) {
     threadgroup float part[32];
     if (t != 7) {
