@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -267,6 +268,14 @@ fn find() -> Result<Compiler, Error> {
     };
     prune(&folder);
     fill().map_err(|e| Error::host(format!("filling {}: {e}", headers.display())))?;
+    // In a folder that all may write to, someone else may have made this one.
+    let owner = fs::metadata(&folder).map(|m| m.uid());
+    if folder.starts_with(std::env::temp_dir()) && owner.ok() != Some(user()) {
+        return Err(Error::host(format!(
+            "{} belongs to another user; name a folder of your own in FORNAX_MSL_CACHE",
+            folder.display()
+        )));
+    }
     let clang = version.contains("clang");
     Ok(Compiler { program, clang, version, folder, headers })
 }
@@ -284,17 +293,17 @@ fn prune(folder: &Path) {
     }
 }
 
+fn user() -> u32 {
+    // SAFETY: getuid has no preconditions and cannot fail.
+    unsafe { libc::getuid() }
+}
+
 /// Where compiled kernels are kept: `FORNAX_MSL_CACHE`, else the user's cache folder. No shared folder, since what lies there
 /// is loaded and run.
 fn folder() -> PathBuf {
     let named = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    named("FORNAX_MSL_CACHE").unwrap_or_else(|| {
-        let base = named("XDG_CACHE_HOME").or_else(|| named("HOME").map(|h| h.join(".cache")));
-        let base = base.unwrap_or_else(|| {
-            // SAFETY: getuid has no preconditions and cannot fail.
-            let user = unsafe { libc::getuid() };
-            std::env::temp_dir().join(format!("fornax-{user}"))
-        });
-        base.join("fornax-msl")
-    })
+    let cache = || named("XDG_CACHE_HOME").or_else(|| named("HOME").map(|h| h.join(".cache")));
+    named("FORNAX_MSL_CACHE")
+        .or_else(|| cache().map(|c| c.join("fornax-msl")))
+        .unwrap_or_else(|| std::env::temp_dir().join(format!("fornax-msl-{}", user())))
 }

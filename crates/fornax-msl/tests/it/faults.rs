@@ -64,6 +64,13 @@ fn accesses_out_of_bounds() {
     let f =
         always(&dispatch("write_past", 2, 32).buffer(0, &empty("y", 63)), FaultKind::OutOfBounds);
     assert_eq!((f.buffer.as_deref(), f.offset), (Some("y"), 63 * 4), "{f}");
+    let d = dispatch("matrix_past", 1, 32).buffer(0, &ones("x", 70)).buffer(1, &empty("y", 64));
+    assert_eq!(always(&d, FaultKind::OutOfBounds).buffer.as_deref(), Some("x"));
+    let n = filled("n", &[0; 124]);
+    assert_eq!(
+        always(&dispatch("atomic_past", 1, 32).buffer(0, &n), FaultKind::OutOfBounds).offset,
+        124
+    );
     let bytes = dispatch("bytes_past", 1, 32).bytes(0, &words(&[0; 31])).buffer(1, &empty("y", 32));
     let f = always(&bytes, FaultKind::OutOfBounds);
     assert_eq!((f.buffer, f.argument), (None, Some(0)));
@@ -168,6 +175,7 @@ fn races_in_a_threadgroup() {
         ("race_flags", 64),
         ("race_across_simdgroups", 64),
         ("race_atomic", 2),
+        ("matrix_race", 32),
     ] {
         always(&dispatch(name, 1, threads).buffer(0, &y), FaultKind::Race);
     }

@@ -12,6 +12,23 @@ kernel void write_past(device float *y [[buffer(0)]], uint t [[thread_position_i
 kernel void bytes_past(constant uint *n [[buffer(0)]], device uint *y [[buffer(1)]], uint t [[thread_position_in_grid]]) {
     y[t] = n[t]; // bytes_past
 }
+kernel void matrix_past(device const float *x [[buffer(0)]], device float *y [[buffer(1)]]) {
+    simdgroup_float8x8 m;
+    simdgroup_load(m, x, 9); // matrix_past
+    simdgroup_store(m, y, 8);
+}
+kernel void matrix_race(device float *y [[buffer(0)]], uint t [[thread_index_in_threadgroup]]) {
+    threadgroup float tile[64];
+    tile[t] = 0.0f;
+    tile[t + 32] = 0.0f;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    simdgroup_float8x8 m = make_filled_simdgroup_matrix<float, 8, 8>(1.0f);
+    simdgroup_store(m, tile, 8); // matrix_race
+    y[t] = tile[t]; // matrix_race
+}
+kernel void atomic_past(device atomic_uint *n [[buffer(0)]], uint t [[thread_position_in_grid]]) {
+    atomic_fetch_add_explicit(n + t, 1u, memory_order_relaxed); // atomic_past
+}
 kernel void array_past(device float *y [[buffer(0)]], uint t [[thread_index_in_threadgroup]]) {
     threadgroup float part[16];
     threadgroup float other[16];
