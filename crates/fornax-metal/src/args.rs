@@ -37,6 +37,7 @@ macro_rules! args {
                 vec![$(self.$field.word()),*]
             }
 
+            #[allow(dead_code, reason = "scalar kernels read back what they take, and no more")]
             pub(crate) fn from_words(words: &[u32]) -> Option<$name> {
                 let mut words = words.iter().copied();
                 let all = $name { $($field: <$ty as Word>::from_word(words.next()?)),* };
@@ -77,7 +78,8 @@ args! {
     }
     /// `kv_write`; widths are those of all heads together, `stride` of one block table.
     KvWriteArgs { rows: u32, k_width: u32, v_width: u32, block: u32, stride: u32, }
-    /// `attention`; `window` is 0 for none, `softcap` 0 for none, `sinks` 0 or 1.
+    /// `attention*`; `window` is 0 for none, `softcap` 0 for none, `sinks` 0 or 1, `splits` the
+    /// shares of the keys.
     AttentionArgs {
         rows: u32,
         heads: u32,
@@ -90,7 +92,30 @@ args! {
         scale: f32,
         softcap: f32,
         sinks: u32,
+        splits: u32,
     }
+    /// `qkv_*`; `bias` has a bit for each of q, k and v.
+    QkvArgs { rows: u32, cols: u32, q_outs: u32, k_outs: u32, v_outs: u32, bias: u32, }
+    /// `rope_write_*`: [`RopeArgs`] for both q and k, and [`KvWriteArgs`]; `v_width` of one head.
+    RopeWriteArgs {
+        rows: u32,
+        heads: u32,
+        kv_heads: u32,
+        dim: u32,
+        v_width: u32,
+        q_norm: u32,
+        k_norm: u32,
+        eps: f32,
+        pairs: u32,
+        halves: u32,
+        magnitude: f32,
+        block: u32,
+        stride: u32,
+    }
+    /// `argmax_parts`.
+    PartsArgs { rows: u32, vocab: u32, parts: u32, }
+    /// `argmax_pick`: as [`ArgmaxArgs`].
+    PickArgs { rows: u32, base: u32, out_first: u32, out_next: u32, parts: u32, }
     /// `select_rows`.
     SelectArgs { rows: u32, width: u32, }
     /// `argmax`: `base` is where this round's rows begin among all rows, `out_first` and
@@ -112,6 +137,6 @@ mod tests {
         assert_eq!(SelectArgs::from_words(&[3]), None);
         assert_eq!(SelectArgs::from_words(&[3, 64, 1]), None);
         assert_eq!(EmbedArgs::from_words(&[1, 2, 3, 2.5f32.to_bits()]).map(|a| a.scale), Some(2.5));
-        assert_eq!(size_of::<AttentionArgs>(), 4 * 11);
+        assert_eq!(size_of::<AttentionArgs>(), 4 * 12);
     }
 }

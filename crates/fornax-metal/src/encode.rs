@@ -1,11 +1,11 @@
 //! Commands resolved at `prepare` and written, step after step, into an encoder, with barriers
 //! only where the tracker sees a conflict. It knows no op and no kernel's meaning.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use fornax_plan::Result;
 
-use crate::api::{Buffer, Encoder, Pipeline, Slice};
+use crate::api::{Buffer, Encoder, Grid, Pipeline, Slice};
 use crate::hazard::{Access, Touch, Tracker};
 
 /// Which barriers are written; all but `Tracked` exist for tests, which must see that a missing
@@ -56,6 +56,37 @@ pub(crate) enum Extent {
     FirstWanted,
 }
 
+/// Threadgroups of a command along one axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Axis {
+    /// As many whatever the rows.
+    Fixed(u32),
+    /// One for so many rows.
+    RowsBy(u32),
+}
+
+impl Axis {
+    fn groups(self, rows: u32) -> u32 {
+        match self {
+            Axis::Fixed(n) => n,
+            Axis::RowsBy(n) => rows.div_ceil(n),
+        }
+    }
+}
+
+/// The grid of a command as a function of its rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Span {
+    pub(crate) axes: [Axis; 3],
+    pub(crate) threads: u32,
+}
+
+impl Span {
+    fn grid(self, rows: u32) -> Grid {
+        Grid { groups: self.axes.map(|a| a.groups(rows)), threads: self.threads }
+    }
+}
+
 /// One command of the plan.
 #[derive(Clone, Debug)]
 pub(crate) struct Command {
@@ -69,6 +100,9 @@ pub(crate) struct Command {
     /// A second word to fill in: where this round's rows begin among all rows.
     pub(crate) base_at: Option<usize>,
     pub(crate) extent: Extent,
+    /// The numbers of rows that it runs for; others are another command's.
+    pub(crate) when: RangeInclusive<u32>,
+    pub(crate) span: Span,
 }
 
 /// The buffers of one step in flight and where this round's parts lie in them.
@@ -155,7 +189,7 @@ impl Writer {
                 Extent::FirstWanted => 0,
             };
             // A grid of nothing is an error in Metal.
-            if rows > 0 {
+            if rows > 0 && command.when.contains(&(rows as u32)) {
                 self.command(encoder, command, round, rows)?;
                 written += 1;
             }
@@ -171,7 +205,7 @@ impl Writer {
         rows: usize,
     ) -> Result<()> {
         self.touches.clear();
-        encoder.set_pipeline(command.pipeline);
+        encoder.set_pipeline(&command.pipeline);
         for (slot, arg) in command.args.iter().enumerate() {
             let Some((place, access)) = arg else { continue };
             let slice = round.slice(place, rows);
@@ -200,6 +234,6 @@ impl Writer {
             self.constants[at] = round.base as u32;
         }
         encoder.set_constants(&self.constants);
-        encoder.dispatch(command.op)
+        encoder.dispatch(command.op, command.span.grid(rows as u32))
     }
 }

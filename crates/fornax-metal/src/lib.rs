@@ -1,10 +1,11 @@
 //! The Metal provider's host side: a plan becomes commands with resolved pipelines and buffer
 //! ranges, a step becomes one command buffer, and barriers stand only where two commands conflict.
 //!
-//! For now the commands run on [`api`]'s recorded stand-in: scalar kernels on the host, in a
-//! shuffled order between barriers, each confined to the ranges that it declared. It proves the
-//! host path and is no GPU. This crate knows the boundary (`fornax-plan`), no model and no other
-//! provider.
+//! For now the commands run on one of [`api`]'s two stand-ins for a GPU: the kernels of
+//! `kernels/**`, unchanged, under an emulator that judges every access; or scalar kernels on the
+//! host, each confined to the ranges that it declared, which prove the host path alone. Both
+//! shuffle what no barrier orders. This crate knows the boundary (`fornax-plan`), no model and no
+//! other provider.
 
 pub mod api;
 mod args;
@@ -12,6 +13,10 @@ mod device;
 mod encode;
 mod feed;
 mod hazard;
+#[cfg(test)]
+mod ladder;
+mod library;
+mod policy;
 mod prepare;
 mod program;
 mod stub;

@@ -2,27 +2,34 @@
 //! decided before the first token is decided here, and what cannot be done is refused by name.
 //! It knows no step.
 
+use fornax_gguf::TensorType;
 use fornax_plan::liveness::{self, Buffers};
 use fornax_plan::{
     ActMode, Activation, Error, KvRef, KvType, Limits, Linear, Op, Plan, Refusal, Result,
     RopePairs, RowSpace, ValueId, ValueType, WeightId,
 };
 
-use crate::api::{Buffer, Device};
+use crate::api::{Buffer, Device, Form};
 use crate::args::{
     ArgmaxArgs, AttentionArgs, CopyArgs, EmbedArgs, GatedArgs, KvWriteArgs, MatmulArgs, NormArgs,
     RopeArgs, SelectArgs,
 };
-use crate::encode::{Command, Extent, Place};
+use crate::encode::{Axis, Command, Extent, Place, Span};
 use crate::feed::Shape;
 use crate::hazard::Access::{self, Read, Write};
-use crate::stub;
+use crate::{library, stub};
+
+mod lower;
 
 /// Tokens of one KV block.
 pub(crate) const KV_BLOCK: u32 = 32;
 
 /// What this form of the device does not do, by name.
-pub(crate) fn refusals(plan: &Plan, limits: &Limits) -> Vec<Refusal> {
+pub(crate) fn refusals(plan: &Plan, limits: &Limits, form: Form) -> Vec<Refusal> {
+    let (types, wide) = match form {
+        Form::Recorded => (stub::WEIGHT_TYPES, u32::MAX),
+        Form::Emulated => (library::WEIGHT_TYPES, lower::HEAD_WIDTH_MAX),
+    };
     let mut all = Vec::new();
     let mut refuse = |what: String, why: String, help: &str| {
         let refusal = Refusal { what, why, help: help.to_string() };
@@ -34,9 +41,13 @@ pub(crate) fn refusals(plan: &Plan, limits: &Limits) -> Vec<Refusal> {
         let why = "this form computes with 32-bit activations alone".to_string();
         refuse("activations q8".to_string(), why, "ask for f32 activations");
     }
-    if limits.kv_type != KvType::F32 {
+    if stored_as(limits.kv_type, form).is_none() {
         let why = format!("{:?} is not stored by this form", limits.kv_type);
-        refuse("kv type".to_string(), why, "use --kv-type f32, or --device cpu");
+        refuse("kv type".to_string(), why, "use --kv-type f16 or f32, or --device cpu");
+    }
+    for g in plan.kv.iter().filter(|g| g.k_width.max(g.v_width) > wide) {
+        let what = format!("attention heads of {} and {}", g.k_width, g.v_width);
+        refuse(what, format!("the kernels hold at most {wide}"), "use --device cpu");
     }
     for op in &plan.ops {
         if matches!(op, Op::ShortConv { .. } | Op::MoeRoute { .. } | Op::MoeMlp { .. }) {
@@ -47,7 +58,7 @@ pub(crate) fn refusals(plan: &Plan, limits: &Limits) -> Vec<Refusal> {
         let table = if let Op::Embed { table, .. } = op { Some(*table) } else { None };
         for id in op.linears().iter().map(|l| l.weight).chain(table) {
             let ty = plan.weights[id.ix()].ty;
-            if !stub::WEIGHT_TYPES.contains(&ty) {
+            if !types.contains(&ty) {
                 let what = format!("{} of {ty}", op.name());
                 refuse(what, "no kernel reads the type".to_string(), "use --device cpu");
             }
@@ -63,7 +74,7 @@ pub(crate) fn refusals(plan: &Plan, limits: &Limits) -> Vec<Refusal> {
         let matrices: Vec<WeightId> = op.linears().iter().map(|l| l.weight).chain(table).collect();
         for id in op.weights().into_iter().filter(|id| !matrices.contains(id)) {
             let w = &plan.weights[id.ix()];
-            if w.ty != fornax_gguf::TensorType::F32 {
+            if w.ty != TensorType::F32 {
                 let what = format!("{} with {} of {}", op.name(), w.name, w.ty);
                 refuse(what, "vectors are read as F32".to_string(), "use --device cpu");
             }
@@ -83,6 +94,8 @@ pub(crate) struct Prepared {
     /// The ticket up to which every slot is to stop.
     pub(crate) stop: Buffer,
     pub(crate) scratch_bytes: u64,
+    /// The type of what the pools hold.
+    pub(crate) kv_type: TensorType,
 }
 
 struct Builder<'a> {
@@ -93,6 +106,11 @@ struct Builder<'a> {
     buffers: Vec<Buffer>,
     weights: Vec<Buffer>,
     ropes: Vec<Buffer>,
+    kv_type: TensorType,
+    /// Partial results between the two stages of attention and of the choice, by name.
+    stages: Vec<(&'static str, Buffer)>,
+    /// The most rows of a step or a round.
+    rows_max: usize,
     out: Prepared,
 }
 
@@ -107,46 +125,84 @@ pub(crate) fn prepare(
     shape: &Shape,
 ) -> Result<Prepared> {
     plan.validate()?;
-    if let Some(r) = refusals(plan, limits).first() {
+    if let Some(r) = refusals(plan, limits, device.form()).first() {
         return Err(Error::unsupported(format!("metal: {}: {}; {}", r.what, r.why, r.help)));
     }
+    let kv_type = stored_as(limits.kv_type, device.form())
+        .ok_or_else(|| Error::unsupported("metal: kv type".to_string()))?;
     let values = liveness::assign(plan);
     let rows = |space| if space == RowSpace::Tokens { limits.rows } else { limits.wanted };
     let chained = limits.slots;
     let words = |b: &liveness::BufferSpec| rows(b.rows).max(chained) as usize * b.width as usize;
     let scratch: usize = values.specs.iter().map(words).sum();
-    let pool = |width: u32| device.buffer((limits.kv_blocks * KV_BLOCK * width) as usize);
-    let pools = plan.kv.iter().map(|g| {
-        let pair = |_: &u32| (pool(g.heads * g.k_width), pool(g.heads * g.v_width));
-        g.layers.iter().map(pair).collect()
-    });
-    let wrap = |w: &fornax_plan::WeightRef| device.wrap(&w.data, w.offset, w.len_bytes());
-    let rope = |r: &fornax_plan::RopeTable| {
-        let buffer = device.buffer(r.inv_freq.len());
+    let buffers = values.specs.iter().map(|b| device.buffer("value", words(b)));
+    let weights = plan.weights.iter().map(|w| device.wrap(&w.data, w.offset, w.len_bytes()));
+    let ropes = plan.ropes.iter().map(|r| {
         let words: Vec<u32> = r.inv_freq.iter().map(|f| f.to_bits()).collect();
-        device.write(buffer, 0, &words);
-        buffer
-    };
+        filled(device, "frequencies", &words)
+    });
+    let slots = vec![0; limits.slots as usize];
     let mut builder = Builder {
         device,
         plan,
         shape,
-        buffers: values.specs.iter().map(|b| device.buffer(words(b))).collect(),
+        buffers: buffers.collect::<Result<_>>()?,
         values,
-        weights: plan.weights.iter().map(wrap).collect(),
-        ropes: plan.ropes.iter().map(rope).collect(),
+        weights: weights.collect::<Result<_>>()?,
+        ropes: ropes.collect::<Result<_>>()?,
+        kv_type,
+        stages: Vec::new(),
+        rows_max: limits.rows.max(limits.wanted).max(limits.slots) as usize,
         out: Prepared {
             commands: Vec::new(),
-            pools: pools.collect(),
-            last: device.buffer(limits.slots as usize),
-            stop: device.buffer(limits.slots as usize),
+            pools: pools(device, plan, limits, kv_type)?,
+            last: filled(device, "last tokens", &slots)?,
+            stop: filled(device, "stop tickets", &slots)?,
             scratch_bytes: 4 * scratch as u64,
+            kv_type,
         },
     };
-    for (at, op) in plan.ops.iter().enumerate() {
-        builder.op(at as u32, op)?;
+    match device.form() {
+        Form::Recorded => {
+            for (at, op) in plan.ops.iter().enumerate() {
+                builder.op(at as u32, op)?;
+            }
+        }
+        Form::Emulated => builder.lower()?,
     }
     Ok(builder.out)
+}
+
+fn filled(device: &Device, label: &str, words: &[u32]) -> Result<Buffer> {
+    let buffer = device.buffer(label, words.len())?;
+    device.write(buffer, 0, words);
+    Ok(buffer)
+}
+
+/// Keys and values by group, then by layer.
+fn pools(
+    device: &Device,
+    plan: &Plan,
+    limits: &Limits,
+    kv: TensorType,
+) -> Result<Vec<Vec<(Buffer, Buffer)>>> {
+    let pool = |label, width: u32| {
+        let elements = limits.kv_blocks as usize * (KV_BLOCK * width) as usize;
+        device.buffer(label, elements * kv.block_bytes() / 4)
+    };
+    let pair = |g: &fornax_plan::KvGroup| {
+        Ok((pool("keys", g.heads * g.k_width)?, pool("values", g.heads * g.v_width)?))
+    };
+    plan.kv.iter().map(|g| g.layers.iter().map(|_| pair(g)).collect()).collect()
+}
+
+/// How a form stores keys and values; none where it cannot.
+fn stored_as(kv: KvType, form: Form) -> Option<TensorType> {
+    match (kv, form) {
+        (KvType::F32, _) => Some(TensorType::F32),
+        (KvType::F16, Form::Emulated) => Some(TensorType::F16),
+        _ => None,
+    }
 }
 
 type Arg = Option<(Place, Access)>;
@@ -181,8 +237,11 @@ impl Builder<'_> {
         args: Vec<Arg>,
         constants: Vec<u32>,
     ) -> Result<()> {
-        let pipeline = self.device.pipeline(name)?;
-        self.out.commands.push(Command { op, pipeline, args, constants, base_at: None, extent });
+        let pipeline = self.device.pipeline(name, &[])?;
+        let (when, span) = (0..=u32::MAX, Span { axes: [Axis::Fixed(1); 3], threads: 1 });
+        let base_at = None;
+        let command = Command { op, pipeline, args, constants, base_at, extent, when, span };
+        self.out.commands.push(command);
         Ok(())
     }
 
@@ -385,6 +444,7 @@ impl Builder<'_> {
             scale,
             softcap: softcap.unwrap_or(0.0),
             sinks: u32::from(sinks.is_some()),
+            splits: 1,
         };
         self.push(at, "attention", Extent::Rows, args, constants.words())
     }

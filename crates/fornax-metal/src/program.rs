@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use fornax_gguf::{TensorType, blocks};
 use fornax_plan::{
     BlockId, Cmd, Error, Limits, MemoryUse, Op, OpTime, Plan, Program, Progress, Result, RowOut,
     SeqStep, SlotId, StepOutput, Ticket, TokenOut, Want, sample,
@@ -67,21 +68,23 @@ impl MetalProgram {
         prepared: Prepared,
         barriers: Barriers,
         journal: Arc<Journal>,
-    ) -> MetalProgram {
+    ) -> Result<MetalProgram> {
         let wanted = limits.wanted as usize;
         let (vocab, width) = widths(plan);
-        let frame = |_| Frame {
-            feed: Feed::new(&shape, limits),
-            upload: device.buffer(shape.len()),
-            out: device.buffer(shape.out_len()),
-            logits: device.buffer(wanted * vocab),
-            hidden: device.buffer(wanted * width),
-            zeros: vec![0; shape.out_len()],
-            words: Vec::new(),
+        let frame = |_| {
+            Ok(Frame {
+                feed: Feed::new(&shape, limits),
+                upload: device.buffer("step", shape.len())?,
+                out: device.buffer("outputs", shape.out_len())?,
+                logits: device.buffer("logits", wanted * vocab)?,
+                hidden: device.buffer("hidden rows", wanted * width)?,
+                zeros: vec![0; shape.out_len()],
+                words: Vec::new(),
+            })
         };
-        MetalProgram {
+        Ok(MetalProgram {
             queue: device.queue(),
-            frames: (0..IN_FLIGHT_MAX).map(frame).collect(),
+            frames: (0..IN_FLIGHT_MAX).map(frame).collect::<Result<_>>()?,
             free: (0..IN_FLIGHT_MAX).collect(),
             flights: VecDeque::with_capacity(IN_FLIGHT_MAX),
             known: vec![false; limits.slots as usize],
@@ -93,7 +96,7 @@ impl MetalProgram {
             shape,
             prepared,
             journal,
-        }
+        })
     }
 
     /// Writes the step and its chain into one command buffer.
@@ -222,25 +225,78 @@ impl MetalProgram {
         Ok(())
     }
 
-    /// The words of every token of a range: layer by layer, keys before values.
+    /// The elements of every token of a range: layer by layer, keys before values.
     fn kv_tokens(
         &self,
         group: u32,
         table: &[BlockId],
         tokens: std::ops::Range<u32>,
-        mut each: impl FnMut(Buffer, usize, usize),
-    ) {
+        mut each: impl FnMut(Buffer, usize, usize) -> Result<()>,
+    ) -> Result<()> {
         let g = &self.plan.kv[group as usize];
         let widths = [g.heads * g.k_width, g.heads * g.v_width].map(|w| w as usize);
         for (keys, values) in &self.prepared.pools[group as usize] {
             for pos in tokens.clone() {
                 let block = table[(pos / KV_BLOCK) as usize].ix();
                 let at = block * KV_BLOCK as usize + (pos % KV_BLOCK) as usize;
-                each(*keys, at * widths[0], widths[0]);
-                each(*values, at * widths[1], widths[1]);
+                each(*keys, at * widths[0], widths[0])?;
+                each(*values, at * widths[1], widths[1])?;
             }
         }
+        Ok(())
     }
+
+    fn read_kv(
+        &self,
+        group: u32,
+        table: &[BlockId],
+        tokens: std::ops::Range<u32>,
+        out: &mut Vec<f32>,
+    ) -> Result<()> {
+        let (ty, mut words) = (self.prepared.kv_type, Vec::new());
+        self.kv_tokens(group, table, tokens, |buffer, at, len| {
+            let (first, skip, bytes) = words_of(ty, at, len);
+            words.resize((skip + bytes).div_ceil(4), 0);
+            self.device.read(buffer, first, &mut words);
+            let data: Vec<u8> = words.iter().flat_map(|w: &u32| w.to_le_bytes()).collect();
+            let start = out.len();
+            out.resize(start + len, 0.0);
+            blocks::dequantize(ty, &data[skip..skip + bytes], &mut out[start..])
+                .map_err(|e| Error::malformed(e.to_string()))
+        })
+    }
+
+    fn write_kv(
+        &self,
+        group: u32,
+        table: &[BlockId],
+        tokens: std::ops::Range<u32>,
+        data: &[f32],
+    ) -> Result<()> {
+        let (ty, mut words, mut data) = (self.prepared.kv_type, Vec::new(), data);
+        self.kv_tokens(group, table, tokens, |buffer, at, len| {
+            let (first, skip, bytes) = words_of(ty, at, len);
+            words.resize((skip + bytes).div_ceil(4), 0);
+            // What shares the first and the last word stays as it is.
+            self.device.read(buffer, first, &mut words);
+            let mut all: Vec<u8> = words.iter().flat_map(|w: &u32| w.to_le_bytes()).collect();
+            let (now, rest) = data.split_at(len);
+            data = rest;
+            blocks::quantize(ty, now, &mut all[skip..skip + bytes])
+                .map_err(|e| Error::malformed(e.to_string()))?;
+            for (w, b) in words.iter_mut().zip(all.chunks_exact(4)) {
+                *w = u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+            }
+            self.device.write(buffer, first, &words);
+            Ok(())
+        })
+    }
+}
+
+/// The first word of `len` elements from `at` on, the bytes before them in it, and their bytes.
+fn words_of(ty: TensorType, at: usize, len: usize) -> (usize, usize, usize) {
+    let unit = ty.block_bytes();
+    (at * unit / 4, at * unit % 4, len * unit)
 }
 
 /// Elements of a row of logits and of a hidden row; 0 where the plan hands none out.
@@ -311,43 +367,28 @@ impl Program for MetalProgram {
         match command {
             Cmd::CopyBlock { group, from, to } => {
                 self.known_blocks(group, &[from, to], 0)?;
-                let mut words = Vec::new();
-                self.kv_tokens(group, &[from], 0..KV_BLOCK, |buffer, at, len| {
-                    let start = words.len();
-                    words.resize(start + len, 0);
-                    self.device.read(buffer, at, &mut words[start..]);
-                });
-                let mut from = &words[..];
-                self.kv_tokens(group, &[to], 0..KV_BLOCK, |buffer, at, len| {
-                    self.device.write(buffer, at, &from[..len]);
-                    from = &from[len..];
-                });
+                let mut block = Vec::new();
+                self.read_kv(group, &[from], 0..KV_BLOCK, &mut block)?;
+                self.write_kv(group, &[to], 0..KV_BLOCK, &block)?;
             }
             Cmd::ReadKv { group, table, tokens, out } => {
                 self.known_blocks(group, table, tokens.end)?;
                 out.clear();
-                let mut words = Vec::new();
-                self.kv_tokens(group, table, tokens, |buffer, at, len| {
-                    words.resize(len, 0);
-                    self.device.read(buffer, at, &mut words);
-                    out.extend(words.iter().map(|w| f32::from_bits(*w)));
-                });
+                self.read_kv(group, table, tokens, out)?;
             }
             Cmd::WriteKv { group, table, tokens, data } => {
                 self.known_blocks(group, table, tokens.end)?;
                 let mut need = 0;
-                self.kv_tokens(group, table, tokens.clone(), |_, _, len| need += len);
+                self.kv_tokens(group, table, tokens.clone(), |_, _, len| {
+                    need += len;
+                    Ok(())
+                })?;
                 if data.len() != need {
                     let found = data.len();
                     let what = format!("write kv: {found} elements, expected {need}");
                     return Err(Error::malformed(what));
                 }
-                let mut data = data;
-                self.kv_tokens(group, table, tokens, |buffer, at, len| {
-                    let words: Vec<u32> = data[..len].iter().map(|v| v.to_bits()).collect();
-                    self.device.write(buffer, at, &words);
-                    data = &data[len..];
-                });
+                self.write_kv(group, table, tokens, data)?;
             }
             // A plan with states is refused at prepare, so that there are none.
             Cmd::ReadState { out, .. } => out.clear(),

@@ -1,9 +1,11 @@
-//! Buffers of the stand-in: shared words, or a file's bytes. It knows no command.
+//! Buffers of the stand-ins: shared words, a file's bytes, or the emulator's memory. It knows no
+//! command.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use fornax_gguf::Mapping;
+use fornax_plan::{Error, Result};
 
 /// A buffer's handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,12 +39,25 @@ pub struct Slice {
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
     stores: Vec<Store>,
+    /// Whole maps that the emulator has wrapped, each once.
+    wrapped: Vec<(Arc<Mapping>, fornax_msl::Buffer)>,
+}
+
+/// A map's bytes as the emulator takes them.
+struct Bytes(Arc<Mapping>);
+
+impl AsRef<[u8]> for Bytes {
+    fn as_ref(&self) -> &[u8] {
+        self.0.bytes()
+    }
 }
 
 #[derive(Debug)]
 enum Store {
     Words(Vec<u32>),
     Mapped(Arc<Mapping>, usize),
+    /// A buffer of the emulator's and where this one begins in it.
+    Emulated(fornax_msl::Buffer, usize),
 }
 
 /// What a command sees of one argument: a copy, so that it cannot reach beyond.
@@ -63,10 +78,68 @@ impl Memory {
         Buffer { id: self.stores.len() as u32 - 1, len_bytes: len }
     }
 
-    pub(crate) fn words_mut(&mut self, buffer: Buffer) -> &mut [u32] {
+    /// Memory of the emulator's, which counts as never written.
+    pub(crate) fn add_emulated(&mut self, label: &str, words: usize) -> Result<Buffer> {
+        let buffer = fornax_msl::Buffer::new(label, 4 * words).map_err(|e| host(&e))?;
+        Ok(self.emulated_store(buffer, 0, 4 * words))
+    }
+
+    pub(crate) fn wrap_emulated(
+        &mut self,
+        map: &Arc<Mapping>,
+        offset: usize,
+        len: usize,
+    ) -> Result<Buffer> {
+        let known = self.wrapped.iter().find(|(m, _)| Arc::ptr_eq(m, map)).map(|(_, b)| b.clone());
+        let whole = match known {
+            Some(whole) => whole,
+            None => {
+                let owner: fornax_msl::Owner = Arc::new(Bytes(Arc::clone(map)));
+                let whole = fornax_msl::Buffer::wrap("weights", &owner).map_err(|e| host(&e))?;
+                self.wrapped.push((Arc::clone(map), whole.clone()));
+                whole
+            }
+        };
+        Ok(self.emulated_store(whole, offset, len))
+    }
+
+    fn emulated_store(&mut self, b: fornax_msl::Buffer, offset: usize, len: usize) -> Buffer {
+        self.stores.push(Store::Emulated(b, offset));
+        Buffer { id: self.stores.len() as u32 - 1, len_bytes: len }
+    }
+
+    /// The emulator's buffer behind a slice, and the first byte.
+    pub(crate) fn emulated(&self, slice: &Slice) -> Option<(&fornax_msl::Buffer, usize)> {
+        match &self.stores[slice.buffer.id as usize] {
+            Store::Emulated(buffer, offset) => Some((buffer, offset + slice.bytes.start)),
+            _ => None,
+        }
+    }
+
+    /// Copies words in, from word `at` on.
+    pub(crate) fn write(&mut self, buffer: Buffer, at: usize, from: &[u32]) {
         match &mut self.stores[buffer.id as usize] {
-            Store::Words(words) => words,
-            Store::Mapped(..) => &mut [],
+            Store::Words(words) => words[at..at + from.len()].copy_from_slice(from),
+            Store::Emulated(b, offset) => {
+                let bytes: Vec<u8> = from.iter().flat_map(|w| w.to_ne_bytes()).collect();
+                b.write(*offset + 4 * at, &bytes).expect("invariant: the host knows its buffers");
+            }
+            Store::Mapped(..) => {}
+        }
+    }
+
+    /// Copies words out, from word `at` on.
+    pub(crate) fn read(&self, buffer: Buffer, at: usize, to: &mut [u32]) {
+        match &self.stores[buffer.id as usize] {
+            Store::Words(words) => to.copy_from_slice(&words[at..at + to.len()]),
+            Store::Emulated(b, offset) => {
+                let mut bytes = vec![0; 4 * to.len()];
+                b.read(offset + 4 * at, &mut bytes).expect("invariant: the host knows its buffers");
+                for (to, b) in to.iter_mut().zip(bytes.chunks_exact(4)) {
+                    *to = u32::from_ne_bytes([b[0], b[1], b[2], b[3]]);
+                }
+            }
+            Store::Mapped(..) => {}
         }
     }
 
@@ -77,11 +150,16 @@ impl Memory {
             Store::Mapped(map, offset) => {
                 View::Mapped(Arc::clone(map), offset + bytes.start..offset + bytes.end)
             }
+            // A scalar kernel that meets it says that it is not bound.
+            Store::Emulated(..) => View::Words(Vec::new()),
         }
     }
 
     pub(crate) fn store(&mut self, slice: &Slice, words: &[u32]) {
-        let at = slice.bytes.start / 4;
-        self.words_mut(slice.buffer)[at..at + words.len()].copy_from_slice(words);
+        self.write(slice.buffer, slice.bytes.start / 4, words);
     }
+}
+
+fn host(e: &fornax_msl::Error) -> Error {
+    Error::unsupported(format!("metal emulator: {e}"))
 }

@@ -8,7 +8,7 @@ use std::time::Instant;
 use fornax_plan::{Error, Result};
 
 use super::memory::View;
-use super::{Device, Pipeline, Slice};
+use super::{Code, Device, Form, Grid, Pipeline, Slice, emulator};
 use crate::hazard::{Access, Touch};
 use crate::stub::Call;
 
@@ -18,12 +18,13 @@ const SLOTS: usize = 31;
 const CONSTANT_BYTES_MAX: usize = 4096;
 
 #[derive(Debug)]
-struct Dispatch {
-    pipeline: Pipeline,
+pub(super) struct Dispatch {
+    pub(super) pipeline: Pipeline,
     /// What the command was made for, for errors and times.
-    label: u32,
-    args: Vec<Option<(Slice, Access)>>,
-    constants: Vec<u32>,
+    pub(super) label: u32,
+    pub(super) args: Vec<Option<(Slice, Access)>>,
+    pub(super) constants: Vec<u32>,
+    pub(super) grid: Grid,
 }
 
 impl Dispatch {
@@ -37,7 +38,7 @@ impl Dispatch {
 }
 
 #[derive(Debug)]
-enum Entry {
+pub(super) enum Entry {
     Dispatch(Dispatch),
     Barrier,
 }
@@ -122,8 +123,8 @@ pub struct Encoder<'a> {
 
 impl Encoder<'_> {
     /// The kernel of the commands that follow; forgets all arguments.
-    pub fn set_pipeline(&mut self, pipeline: Pipeline) {
-        self.pipeline = Some(pipeline);
+    pub fn set_pipeline(&mut self, pipeline: &Pipeline) {
+        self.pipeline = Some(pipeline.clone());
         self.args.clear();
         self.constants.clear();
     }
@@ -142,14 +143,15 @@ impl Encoder<'_> {
         self.constants.extend_from_slice(words);
     }
 
-    /// Records one command.
+    /// Records one command over a grid; the constants are its last argument.
     ///
     /// # Errors
     /// `is_malformed`, naming the kernel and the argument, where Metal's rules are broken: slots,
     /// constants, ranges outside their buffer, a written argument that overlaps another.
-    pub fn dispatch(&mut self, label: u32) -> Result<()> {
+    pub fn dispatch(&mut self, label: u32, grid: Grid) -> Result<()> {
         let pipeline = self
             .pipeline
+            .clone()
             .ok_or_else(|| Error::malformed("metal: a dispatch without a pipeline".to_string()))?;
         let bad = |what: String| Err(Error::malformed(format!("metal: {}: {what}", pipeline.name)));
         if self.args.len() > SLOTS || 4 * self.constants.len() > CONSTANT_BYTES_MAX {
@@ -169,9 +171,19 @@ impl Encoder<'_> {
                 return bad(format!("argument {slot} is written and overlaps argument {other}"));
             }
         }
+        if let Code::Emulated(kernel) = &pipeline.code {
+            for (slot, (_, access)) in all(&self.args) {
+                let writes = |a: &&fornax_msl::Argument| a.index as usize == slot && !a.read_only;
+                let written = kernel.arguments().iter().any(|a| writes(&a));
+                if written != (*access == Access::Write) {
+                    return bad(format!("argument {slot} is bound for {access:?}"));
+                }
+            }
+        }
         self.buffer.entries.push(Entry::Dispatch(Dispatch {
             pipeline,
             label,
+            grid,
             args: self.args.clone(),
             constants: self.constants.clone(),
         }));
@@ -206,7 +218,11 @@ impl Committed {
         while work.finished < self.number && work.failed.is_none() {
             let Some(entries) = work.waiting.pop_front() else { break };
             let seed = self.device.order.seed.wrapping_add(work.finished);
-            match run(&self.device, &entries, seed, &mut work.seconds) {
+            let ran = match self.device.form {
+                Form::Recorded => run(&self.device, &entries, seed, &mut work.seconds),
+                Form::Emulated => emulator::run(&self.device, &entries, seed, &mut work.seconds),
+            };
+            match ran {
                 Ok(()) => work.finished += 1,
                 Err(what) => work.failed = Some(what),
             }
@@ -266,7 +282,10 @@ fn execute(device: &Device, command: &Dispatch) -> std::result::Result<(), Strin
     let mut memory = device.lock();
     let views = command.args.iter().map(|a| a.as_ref().map(|(slice, _)| memory.view(slice)));
     let mut call = Call::new(views.collect(), &command.constants);
-    (command.pipeline.kernel)(&mut call)
+    let Code::Scalar(kernel) = command.pipeline.code else {
+        return Err(format!("{} is no scalar kernel", command.pipeline.name));
+    };
+    kernel(&mut call)
         .map_err(|e| format!("{} (op {}): {e}", command.pipeline.name, command.label))?;
     for (arg, view) in command.args.iter().zip(call.views()) {
         let (Some((slice, Access::Write)), Some(View::Words(words))) = (arg, view) else {

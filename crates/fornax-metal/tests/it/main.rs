@@ -2,4 +2,5 @@
 //! must go wrong when a barrier is missing.
 
 mod barriers;
+mod emulated;
 mod proof;

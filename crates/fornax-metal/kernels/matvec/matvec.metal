@@ -1,0 +1,203 @@
+// Matrices times one to four rows: bound by the bytes of the weights, each of which a tile of rows reads once.
+//
+// Layout: matrices outs x cols of blocks, as the file has them; x rows x cols floats; out rows x outs floats.
+// Threads: a threadgroup computes OUTS outputs of ROWS rows. Its SIMDS simdgroups split the columns: a lane takes two runs of
+// eight, decodes them for each of the outputs and multiplies by the sixteen elements of each row, which it holds in registers.
+// Grid: outputs along x, rows along y.
+// Bytes: every weight once for ROWS rows; x once for OUTS outputs. Accumulates in float: lanes, then simdgroups.
+constant uint OUTS [[function_constant(0)]];
+constant uint ROWS [[function_constant(1)]];
+constant uint SIMDS [[function_constant(2)]];
+
+// The most that the policy may ask for.
+constant constexpr uint TILE = 16;
+constant constexpr uint MOST_ROWS = 4;
+constant constexpr uint MOST_SIMDS = 8;
+
+template <typename B>
+inline void products(device const uchar *matrix, device const float *x, uint out0, uint outs, uint row0, uint rows, uint cols,
+                     uint lane, uint simd, threadgroup float *partial) {
+    float sum[TILE] = {0};
+    for (uint pair = simd * 32 + lane; pair < cols / 16; pair += SIMDS * 32) {
+        const uint run = first_run<B>(pair);
+        float xs[MOST_ROWS][16];
+        for (uint r = 0; r < ROWS; r++) {
+            // What lies past the end repeats the last, and is not stored.
+            device const float *from = x + ulong(min(row0 + r, rows - 1)) * cols + 8 * run;
+            for (uint i = 0; i < 8; i++) {
+                xs[r][i] = from[i];
+                xs[r][8 + i] = from[8 * B::GAP + i];
+            }
+        }
+        for (uint o = 0; o < OUTS; o++) {
+            device const uchar *row = row_of<B>(matrix, min(out0 + o, outs - 1), cols);
+            float w[16];
+            B::eight(row, run, w);
+            B::eight(row, run + B::GAP, w + 8);
+            for (uint r = 0; r < ROWS; r++) {
+                float dot = 0;
+                for (uint i = 0; i < 16; i++) {
+                    dot = fma(w[i], xs[r][i], dot);
+                }
+                sum[o * ROWS + r] += dot;
+            }
+        }
+    }
+    const uint col = cols / 16 * 16 + lane;
+    if (simd == 0 && col < cols) {
+        for (uint i = 0; i < OUTS * ROWS; i++) {
+            const uint o = min(out0 + i / ROWS, outs - 1), r = min(row0 + i % ROWS, rows - 1);
+            sum[i] = fma(B::one(row_of<B>(matrix, o, cols), col), x[ulong(r) * cols + col], sum[i]);
+        }
+    }
+    for (uint i = 0; i < OUTS * ROWS; i++) {
+        const float all = simd_sum(sum[i]);
+        if (lane == 0) {
+            partial[simd * TILE + i] = all;
+        }
+    }
+}
+
+inline float gathered(threadgroup const float *partial, uint i) {
+    float sum = 0;
+    for (uint s = 0; s < SIMDS; s++) {
+        sum += partial[s * TILE + i];
+    }
+    return sum;
+}
+
+struct MatmulArgs {
+    uint rows, cols, outs, bias, residual;
+    float scale, softcap;
+};
+
+template <typename B>
+kernel void matvec(device const uchar *matrix [[buffer(0)]], device const float *x [[buffer(1)]],
+                   device const float *bias [[buffer(2)]], device const float *residual [[buffer(3)]],
+                   device float *out [[buffer(4)]], constant MatmulArgs &args [[buffer(5)]],
+                   uint2 group [[threadgroup_position_in_grid]], uint t [[thread_index_in_threadgroup]],
+                   uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]]) {
+    threadgroup float partial[MOST_SIMDS * TILE];
+    const uint out0 = group.x * OUTS, row0 = group.y * ROWS;
+    products<B>(matrix, x, out0, args.outs, row0, args.rows, args.cols, lane, simd, partial);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    const uint o = out0 + t / ROWS, r = row0 + t % ROWS;
+    if (t >= OUTS * ROWS || o >= args.outs || r >= args.rows) {
+        return;
+    }
+    float v = gathered(partial, t);
+    v = (args.bias ? v + bias[o] : v) * args.scale;
+    v = args.softcap != 0 ? args.softcap * tanh(v / args.softcap) : v;
+    const ulong at = ulong(r) * args.outs + o;
+    out[at] = args.residual ? v + residual[at] : v;
+}
+
+struct QkvArgs {
+    uint rows, cols, q_outs, k_outs, v_outs, bias;
+};
+
+// The three projections that share their input, as one space of outputs; no threadgroup spans two of them.
+template <typename B>
+kernel void qkv(device const uchar *q [[buffer(0)]], device const uchar *k [[buffer(1)]], device const uchar *v [[buffer(2)]],
+                device const float *x [[buffer(3)]], device const float *q_bias [[buffer(4)]],
+                device const float *k_bias [[buffer(5)]], device const float *v_bias [[buffer(6)]],
+                device float *q_out [[buffer(7)]], device float *k_out [[buffer(8)]], device float *v_out [[buffer(9)]],
+                constant QkvArgs &args [[buffer(10)]], uint2 group [[threadgroup_position_in_grid]],
+                uint t [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
+                uint simd [[simdgroup_index_in_threadgroup]]) {
+    threadgroup float partial[MOST_SIMDS * TILE];
+    const uint q_groups = (args.q_outs + OUTS - 1) / OUTS, k_groups = (args.k_outs + OUTS - 1) / OUTS;
+    device const uchar *matrix = q;
+    device const float *bias = q_bias;
+    device float *out = q_out;
+    uint outs = args.q_outs, tile = group.x, has_bias = args.bias & 1;
+    if (tile >= q_groups + k_groups) {
+        matrix = v, bias = v_bias, out = v_out, outs = args.v_outs, tile -= q_groups + k_groups, has_bias = args.bias & 4;
+    } else if (tile >= q_groups) {
+        matrix = k, bias = k_bias, out = k_out, outs = args.k_outs, tile -= q_groups, has_bias = args.bias & 2;
+    }
+    const uint out0 = tile * OUTS, row0 = group.y * ROWS;
+    products<B>(matrix, x, out0, outs, row0, args.rows, args.cols, lane, simd, partial);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    const uint o = out0 + t / ROWS, r = row0 + t % ROWS;
+    if (t < OUTS * ROWS && o < outs && r < args.rows) {
+        const float sum = gathered(partial, t);
+        out[ulong(r) * outs + o] = has_bias ? sum + bias[o] : sum;
+    }
+}
+
+struct GatedArgs {
+    uint rows, cols, outs, bias, act;
+    float alpha, limit;
+};
+
+inline float activated(float g, float u, constant GatedArgs &args) {
+    if (args.act == 0) {
+        return g / (1.0f + exp(-g)) * u;
+    }
+    if (args.act == 1) {
+        const float inner = 0.7978845608f * (g + 0.044715f * g * g * g);
+        return 0.5f * g * (1.0f + tanh(inner)) * u;
+    }
+    const float gate = min(g, args.limit), up = clamp(u, -args.limit, args.limit);
+    return gate / (1.0f + exp(-args.alpha * gate)) * (up + 1.0f);
+}
+
+// act(gate x) * (up x).
+template <typename B>
+kernel void gated_mlp(device const uchar *gate [[buffer(0)]], device const uchar *up [[buffer(1)]],
+                      device const float *x [[buffer(2)]], device const float *gate_bias [[buffer(3)]],
+                      device const float *up_bias [[buffer(4)]], device float *out [[buffer(5)]],
+                      constant GatedArgs &args [[buffer(6)]], uint2 group [[threadgroup_position_in_grid]],
+                      uint t [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
+                      uint simd [[simdgroup_index_in_threadgroup]]) {
+    threadgroup float gates[MOST_SIMDS * TILE], ups[MOST_SIMDS * TILE];
+    const uint out0 = group.x * OUTS, row0 = group.y * ROWS;
+    products<B>(gate, x, out0, args.outs, row0, args.rows, args.cols, lane, simd, gates);
+    products<B>(up, x, out0, args.outs, row0, args.rows, args.cols, lane, simd, ups);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    const uint o = out0 + t / ROWS, r = row0 + t % ROWS;
+    if (t < OUTS * ROWS && o < args.outs && r < args.rows) {
+        float g = gathered(gates, t), u = gathered(ups, t);
+        g = args.bias & 1 ? g + gate_bias[o] : g;
+        u = args.bias & 2 ? u + up_bias[o] : u;
+        out[ulong(r) * args.outs + o] = activated(g, u, args);
+    }
+}
+
+KERNEL("matvec_f32", matvec<F32>)
+KERNEL("matvec_f16", matvec<F16>)
+KERNEL("matvec_bf16", matvec<BF16>)
+KERNEL("matvec_q8_0", matvec<Q8_0>)
+KERNEL("matvec_q4_0", matvec<Q4_0>)
+KERNEL("matvec_q4_1", matvec<Q4_1>)
+KERNEL("matvec_q5_0", matvec<Q5_0>)
+KERNEL("matvec_q5_1", matvec<Q5_1>)
+KERNEL("matvec_q4_k", matvec<Q4_K>)
+KERNEL("matvec_q5_k", matvec<Q5_K>)
+KERNEL("matvec_q6_k", matvec<Q6_K>)
+KERNEL("matvec_mxfp4", matvec<MXFP4>)
+KERNEL("qkv_f32", qkv<F32>)
+KERNEL("qkv_f16", qkv<F16>)
+KERNEL("qkv_bf16", qkv<BF16>)
+KERNEL("qkv_q8_0", qkv<Q8_0>)
+KERNEL("qkv_q4_0", qkv<Q4_0>)
+KERNEL("qkv_q4_1", qkv<Q4_1>)
+KERNEL("qkv_q5_0", qkv<Q5_0>)
+KERNEL("qkv_q5_1", qkv<Q5_1>)
+KERNEL("qkv_q4_k", qkv<Q4_K>)
+KERNEL("qkv_q5_k", qkv<Q5_K>)
+KERNEL("qkv_q6_k", qkv<Q6_K>)
+KERNEL("qkv_mxfp4", qkv<MXFP4>)
+KERNEL("gated_mlp_f32", gated_mlp<F32>)
+KERNEL("gated_mlp_f16", gated_mlp<F16>)
+KERNEL("gated_mlp_bf16", gated_mlp<BF16>)
+KERNEL("gated_mlp_q8_0", gated_mlp<Q8_0>)
+KERNEL("gated_mlp_q4_0", gated_mlp<Q4_0>)
+KERNEL("gated_mlp_q4_1", gated_mlp<Q4_1>)
+KERNEL("gated_mlp_q5_0", gated_mlp<Q5_0>)
+KERNEL("gated_mlp_q5_1", gated_mlp<Q5_1>)
+KERNEL("gated_mlp_q4_k", gated_mlp<Q4_K>)
+KERNEL("gated_mlp_q5_k", gated_mlp<Q5_K>)
+KERNEL("gated_mlp_q6_k", gated_mlp<Q6_K>)
+KERNEL("gated_mlp_mxfp4", gated_mlp<MXFP4>)

@@ -1,0 +1,147 @@
+// RMS norm of heads, rotary positions, and keys and values into the paged cache.
+//
+// Layout: q, k, v rows x (heads x dim) floats; a pool is [block][token][kv head x width] of one layer, keys and values apart;
+// rows 8 words each: token, position, sequence, slot, tokens left, ...; tables a sequence's blocks, `stride` apart.
+// Threads: a simdgroup a head of a row, four heads a threadgroup; heads along x, rows along y. A lane every 32nd pair.
+// Bytes: with a norm an element is read twice (the second time from the cache), else once. The sum of squares is in float.
+#include <metal_stdlib>
+#include <metal_simdgroup>
+using namespace metal;
+
+struct Rotation {
+    uint dim, pairs, halves;
+    float eps, magnitude;
+};
+
+// One head; `pairs` of it are rotated (halves apart, or neighbours), the rest is normed alone. `norm` may be read where
+// `normed`.
+template <typename T>
+inline void rotated(device const float *x, device const float *norm, bool normed, device const float *freqs, uint pos,
+                    Rotation r, uint lane, device T *to) {
+    float scale = 1;
+    if (normed) {
+        float sum = 0;
+        for (uint i = lane; i < r.dim; i += 32) {
+            sum = fma(x[i], x[i], sum);
+        }
+        scale = 1.0f / sqrt(simd_sum(sum) / float(r.dim) + r.eps);
+    }
+    for (uint i = lane; i < r.pairs; i += 32) {
+        const uint p = r.halves ? i : 2 * i, q = r.halves ? i + r.pairs : 2 * i + 1;
+        float u = x[p], v = x[q];
+        if (normed) {
+            u *= scale * norm[p];
+            v *= scale * norm[q];
+        }
+        const float angle = float(pos) * freqs[i];
+        const float s = sin(angle), c = cos(angle);
+        to[p] = T(r.magnitude * (u * c - v * s));
+        to[q] = T(r.magnitude * (u * s + v * c));
+    }
+    for (uint i = 2 * r.pairs + lane; i < r.dim; i += 32) {
+        to[i] = T(normed ? x[i] * scale * norm[i] : x[i]);
+    }
+}
+
+struct RopeArgs {
+    uint rows, heads, dim, norm;
+    float eps;
+    uint pairs, halves;
+    float magnitude;
+};
+
+kernel void norm_rope(device const float *x [[buffer(0)]], device const float *norm [[buffer(1)]],
+                      device const float *freqs [[buffer(2)]], device const uint *rows [[buffer(3)]],
+                      device float *out [[buffer(4)]], constant RopeArgs &args [[buffer(5)]],
+                      uint2 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
+                      uint simd [[simdgroup_index_in_threadgroup]]) {
+    const uint head = group.x * 4 + simd;
+    if (head >= args.heads) {
+        return;
+    }
+    const ulong at = (ulong(group.y) * args.heads + head) * args.dim;
+    const Rotation r = {args.dim, args.pairs, args.halves, args.eps, args.magnitude};
+    rotated<float>(x + at, norm, args.norm != 0, freqs, rows[8 * group.y + 1], r, lane, out + at);
+}
+
+// Where a token lies in a pool, counted in tokens.
+inline ulong token_at(device const uint *tables, uint seq, uint stride, uint block, uint pos) {
+    return ulong(tables[seq * stride + pos / block]) * block + pos % block;
+}
+
+struct KvWriteArgs {
+    uint rows, k_width, v_width, block, stride;
+};
+
+// Appends keys and values as they are: a thread an element, rows along y.
+template <typename KV>
+kernel void kv_write(device const float *k [[buffer(0)]], device const float *v [[buffer(1)]],
+                     device const uint *rows [[buffer(2)]], device const uint *tables [[buffer(3)]],
+                     device KV *keys [[buffer(4)]], device KV *values [[buffer(5)]],
+                     constant KvWriteArgs &args [[buffer(6)]], uint2 at [[thread_position_in_grid]]) {
+    device const uint *row = rows + 8 * at.y;
+    // The position of a row with nothing left to produce may lie past its blocks.
+    if (row[4] == 0) {
+        return;
+    }
+    const ulong token = token_at(tables, row[2], args.stride, args.block, row[1]);
+    if (at.x < args.k_width) {
+        keys[token * args.k_width + at.x] = KV(k[ulong(at.y) * args.k_width + at.x]);
+    }
+    if (at.x < args.v_width) {
+        values[token * args.v_width + at.x] = KV(v[ulong(at.y) * args.v_width + at.x]);
+    }
+}
+
+struct RopeWriteArgs {
+    uint rows, heads, kv_heads, dim, v_width, q_norm, k_norm;
+    float eps;
+    uint pairs, halves;
+    float magnitude;
+    uint block, stride;
+};
+
+// Norm and rotation of queries and keys and the append of keys and values at once: heads of q, then of k, then of v.
+template <typename KV>
+kernel void rope_write(device const float *q [[buffer(0)]], device const float *k [[buffer(1)]],
+                       device const float *v [[buffer(2)]], device const float *q_norm [[buffer(3)]],
+                       device const float *k_norm [[buffer(4)]], device const float *freqs [[buffer(5)]],
+                       device const uint *rows [[buffer(6)]], device const uint *tables [[buffer(7)]],
+                       device float *q_out [[buffer(8)]], device KV *keys [[buffer(9)]], device KV *values [[buffer(10)]],
+                       constant RopeWriteArgs &args [[buffer(11)]], uint2 group [[threadgroup_position_in_grid]],
+                       uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]]) {
+    uint head = group.x * 4 + simd;
+    if (head >= args.heads + 2 * args.kv_heads) {
+        return;
+    }
+    device const uint *row = rows + 8 * group.y;
+    const Rotation r = {args.dim, args.pairs, args.halves, args.eps, args.magnitude};
+    if (head < args.heads) {
+        const ulong at = (ulong(group.y) * args.heads + head) * args.dim;
+        rotated<float>(q + at, q_norm, args.q_norm != 0, freqs, row[1], r, lane, q_out + at);
+        return;
+    }
+    if (row[4] == 0) {
+        return;
+    }
+    head -= args.heads;
+    const ulong token = token_at(tables, row[2], args.stride, args.block, row[1]);
+    if (head < args.kv_heads) {
+        device const float *from = k + (ulong(group.y) * args.kv_heads + head) * args.dim;
+        device KV *to = keys + (token * args.kv_heads + head) * args.dim;
+        rotated<KV>(from, k_norm, args.k_norm != 0, freqs, row[1], r, lane, to);
+        return;
+    }
+    head -= args.kv_heads;
+    device const float *from = v + (ulong(group.y) * args.kv_heads + head) * args.v_width;
+    device KV *to = values + (token * args.kv_heads + head) * args.v_width;
+    for (uint i = lane; i < args.v_width; i += 32) {
+        to[i] = KV(from[i]);
+    }
+}
+
+#define KERNEL(name, ...) template [[host_name(name)]] kernel decltype(__VA_ARGS__) __VA_ARGS__;
+KERNEL("kv_write_f32", kv_write<float>)
+KERNEL("kv_write_f16", kv_write<half>)
+KERNEL("rope_write_f32", rope_write<float>)
+KERNEL("rope_write_f16", rope_write<half>)

@@ -1,0 +1,107 @@
+//! The form that runs the kernel sources themselves: pipelines from compiled families, and command
+//! buffers as the emulator's commands. It knows no plan.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use fornax_msl::{Command, Library, Options, Order, Queue, Value};
+use fornax_plan::{Error, Result};
+
+use super::memory::Memory;
+use super::queue::{Dispatch, Entry};
+use super::{Code, Device, Pipeline};
+use crate::library::{FAMILIES, Family, family_of};
+
+/// The kernel `name` with its function constants. A family is compiled when the first of its
+/// kernels is asked for, once in a process.
+pub(super) fn pipeline(name: &str, constants: &[u32]) -> Result<Pipeline> {
+    static COMPILED: Mutex<Option<HashMap<usize, Library>>> = Mutex::new(None);
+    let family = family_of(name).ok_or_else(|| {
+        Error::unsupported(format!("metal: the kernel library has no function {name}"))
+    })?;
+    let mut compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
+    let compiled = compiled.get_or_insert_default();
+    let library = match compiled.get(&family) {
+        Some(library) => library.clone(),
+        None => {
+            let Family { name, sources, .. } = &FAMILIES[family];
+            let library = Library::compile(sources).map_err(|e| {
+                Error::unsupported(format!("metal emulator: compiling the {name} kernels: {e}"))
+            })?;
+            compiled.insert(family, library.clone());
+            library
+        }
+    };
+    let values: Vec<(u32, Value)> =
+        constants.iter().enumerate().map(|(i, v)| (i as u32, Value::Uint(*v))).collect();
+    let pipeline = library.pipeline(name, &values);
+    let pipeline = pipeline.map_err(|e| Error::unsupported(format!("metal emulator: {e}")))?;
+    Ok(Pipeline { name: name.into(), code: Code::Emulated(pipeline) })
+}
+
+/// Runs one command buffer in an order that the seed shuffles, or, while somebody measures, one
+/// command at a time.
+pub(super) fn run(
+    device: &Device,
+    entries: &[Entry],
+    seed: u64,
+    seconds: &mut [f64],
+) -> std::result::Result<(), String> {
+    let memory = device.lock();
+    // Stands for an argument that the constants say is not there; no kernel may look at it.
+    let nothing = fornax_msl::Buffer::new("nothing", 16).map_err(|e| e.to_string())?;
+    let mut labels = Vec::new();
+    let mut commands = Vec::with_capacity(entries.len());
+    for entry in entries {
+        commands.push(match entry {
+            Entry::Barrier => Command::Barrier,
+            Entry::Dispatch(d) => {
+                labels.push(d.label);
+                Command::Dispatch(bound(&memory, &nothing, d)?)
+            }
+        });
+    }
+    let queue = Queue::new(Options { seed, order: Order::Interleaved, disabled_barrier: None });
+    let told = |e: fornax_msl::Error| {
+        let op = e.as_fault().and_then(|f| labels.get(f.dispatch));
+        op.map_or_else(|| e.to_string(), |op| format!("{e} (op {op})"))
+    };
+    if seconds.is_empty() {
+        return queue.run(&commands).map(|_| ()).map_err(told);
+    }
+    let dispatches = commands.iter().filter(|c| matches!(c, Command::Dispatch(_)));
+    for (command, label) in dispatches.zip(&labels) {
+        let started = Instant::now();
+        queue.run(std::slice::from_ref(command)).map_err(|e| format!("{e} (op {label})"))?;
+        if let Some(s) = seconds.get_mut(*label as usize) {
+            *s += started.elapsed().as_secs_f64();
+        }
+    }
+    Ok(())
+}
+
+fn bound(
+    memory: &Memory,
+    nothing: &fornax_msl::Buffer,
+    d: &Dispatch,
+) -> std::result::Result<fornax_msl::Dispatch, String> {
+    let Code::Emulated(pipeline) = &d.pipeline.code else {
+        return Err(format!("{} is no kernel of the emulator's", d.pipeline.name));
+    };
+    let threads = [d.grid.threads, 1, 1];
+    let mut out = fornax_msl::Dispatch::new(pipeline, d.grid.groups, threads);
+    for (slot, arg) in d.args.iter().enumerate() {
+        out = match arg {
+            None => out.buffer(slot as u32, nothing),
+            Some((slice, _)) => {
+                let found = memory.emulated(slice);
+                let (buffer, at) = found
+                    .ok_or_else(|| format!("argument {slot} is no memory of the emulator's"))?;
+                out.range(slot as u32, buffer, at, slice.bytes.len())
+            }
+        };
+    }
+    let constants: Arc<[u8]> = d.constants.iter().flat_map(|w| w.to_ne_bytes()).collect();
+    Ok(out.bytes(d.args.len() as u32, &constants))
+}

@@ -1,0 +1,242 @@
+//! Attention over a paged cache: decode in shares and prefill in tiles, against the textbook.
+
+use fornax_gguf::TensorType;
+use fornax_msl::Buffer;
+
+use super::{Run, bytes, close, noise, read_floats, room};
+use crate::library::entry;
+
+const BLOCK: usize = 32;
+
+/// A cache with `keys` tokens for each of two sequences, and rows that look at it.
+struct Scene {
+    ty: TensorType,
+    heads: usize,
+    kv_heads: usize,
+    kw: usize,
+    vw: usize,
+    stride: usize,
+    window: u32,
+    softcap: f32,
+    sinks: bool,
+    /// Position, sequence, liveness.
+    rows: Vec<(u32, u32, u32)>,
+}
+
+impl Scene {
+    fn new(heads: usize, kv_heads: usize, kw: usize, vw: usize, keys: usize) -> Scene {
+        Scene {
+            ty: TensorType::F32,
+            heads,
+            kv_heads,
+            kw,
+            vw,
+            stride: keys.div_ceil(BLOCK),
+            window: 0,
+            softcap: 0.0,
+            sinks: false,
+            rows: vec![(keys as u32 - 1, 0, 1), (keys as u32 / 2, 1, 1), (keys as u32, 0, 0)],
+        }
+    }
+
+    /// Physical block of a sequence's block: the second sequence's are in between, backwards.
+    fn block(&self, seq: usize, n: usize) -> usize {
+        if seq == 0 { 2 * n } else { 2 * (self.stride - 1 - n) + 1 }
+    }
+
+    fn tables(&self) -> Vec<u32> {
+        let of = |s| (0..self.stride).map(move |n| self.block(s, n) as u32);
+        of(0).chain(of(1)).collect()
+    }
+
+    /// A pool's values: exact in half precision, so that both types hold the same.
+    fn pool(&self, seed: u64, width: usize) -> Vec<f32> {
+        let all = noise(seed, 2 * self.stride * BLOCK * self.kv_heads * width);
+        all.iter().map(|v| (v * 256.0).round() / 256.0).collect()
+    }
+
+    fn stored(&self, values: &[f32]) -> Buffer {
+        let mut data = vec![0; values.len() * self.ty.block_bytes()];
+        fornax_gguf::blocks::quantize(self.ty, values, &mut data).expect("plain numbers");
+        bytes(&data)
+    }
+
+    fn queries(&self) -> Vec<f32> {
+        noise(3, self.rows.len() * self.heads * self.kw)
+    }
+
+    fn sink(&self) -> Vec<f32> {
+        noise(4, self.heads)
+    }
+
+    fn args(&self, splits: u32) -> [u32; 12] {
+        [
+            self.rows.len() as u32,
+            self.heads as u32,
+            self.kv_heads as u32,
+            self.kw as u32,
+            self.vw as u32,
+            BLOCK as u32,
+            self.stride as u32,
+            self.window,
+            (1.0 / (self.kw as f32).sqrt()).to_bits(),
+            self.softcap.to_bits(),
+            u32::from(self.sinks),
+            splits,
+        ]
+    }
+
+    fn expected(&self) -> Vec<f64> {
+        let (keys, values, queries) =
+            (self.pool(1, self.kw), self.pool(2, self.vw), self.queries());
+        let sink = self.sink();
+        let mut out = Vec::new();
+        for (row, &(pos, seq, left)) in self.rows.iter().enumerate() {
+            for head in 0..self.heads {
+                if left == 0 {
+                    out.extend(vec![0.0; self.vw]);
+                    continue;
+                }
+                let kv = head / (self.heads / self.kv_heads);
+                let first =
+                    if self.window == 0 { 0 } else { (pos + 1).saturating_sub(self.window) };
+                let at = |p: u32| {
+                    let (n, i) = (p as usize / BLOCK, p as usize % BLOCK);
+                    (self.block(seq as usize, n) * BLOCK + i) * self.kv_heads + kv
+                };
+                let q = &queries[(row * self.heads + head) * self.kw..][..self.kw];
+                let scores: Vec<f64> = (first..=pos)
+                    .map(|p| {
+                        let k = &keys[at(p) * self.kw..][..self.kw];
+                        let dot: f64 =
+                            q.iter().zip(k).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+                        let s = dot / f64::from((self.kw as f32).sqrt());
+                        let cap = f64::from(self.softcap);
+                        if cap == 0.0 { s } else { cap * (s / cap).tanh() }
+                    })
+                    .collect();
+                let mut sum: f64 = scores.iter().map(|s| s.exp()).sum();
+                if self.sinks {
+                    sum += f64::from(sink[head]).exp();
+                }
+                let mut mix = vec![0.0; self.vw];
+                for (p, s) in (first..=pos).zip(&scores) {
+                    let v = &values[at(p) * self.vw..][..self.vw];
+                    mix.iter_mut().zip(v).for_each(|(m, v)| *m += s.exp() / sum * f64::from(*v));
+                }
+                out.extend(mix);
+            }
+        }
+        out
+    }
+
+    fn row_words(&self) -> Vec<u32> {
+        self.rows.iter().flat_map(|(p, s, left)| [0, *p, *s, 0, *left, 0, 0, 0]).collect()
+    }
+
+    fn constants(&self, heads: usize) -> [u32; 3] {
+        [heads as u32, self.kw.div_ceil(32) as u32, self.vw.div_ceil(32) as u32]
+    }
+
+    /// `together` query heads in a threadgroup, `splits` shares.
+    fn decode(&self, together: usize, splits: u32) {
+        let rows = self.rows.len();
+        let partials = room(rows * self.heads * splits as usize * (2 + self.vw));
+        let out = room(rows * self.heads * self.vw);
+        let constants = self.constants(together);
+        let grid = [splits, (self.heads / together) as u32, rows as u32];
+        Run::new(&entry("attention_split", self.ty), &constants, grid, [32, 1, 1])
+            .floats(&self.queries())
+            .words(&self.row_words())
+            .words(&self.tables())
+            .buffer(&self.stored(&self.pool(1, self.kw)))
+            .buffer(&self.stored(&self.pool(2, self.vw)))
+            .buffer(&partials)
+            .go(&self.args(splits));
+        let grid = [self.heads as u32, rows as u32, 1];
+        Run::new("attention_reduce", &constants[..], grid, [32, 1, 1])
+            .buffer(&partials)
+            .words(&self.row_words())
+            .floats(&self.sink())
+            .buffer(&out)
+            .go(&self.args(splits));
+        let have = read_floats(&out, rows * self.heads * self.vw);
+        close(&format!("decode of {} wide", self.kw), &have, &self.expected(), 1e-4);
+    }
+
+    fn prefill(&self) {
+        let rows = self.rows.len();
+        let out = room(rows * self.heads * self.vw);
+        let grid = [self.heads as u32, rows.div_ceil(8) as u32, 1];
+        Run::new(&entry("attention_tiled", self.ty), &self.constants(1), grid, [256, 1, 1])
+            .floats(&self.queries())
+            .words(&self.row_words())
+            .words(&self.tables())
+            .buffer(&self.stored(&self.pool(1, self.kw)))
+            .buffer(&self.stored(&self.pool(2, self.vw)))
+            .floats(&self.sink())
+            .buffer(&out)
+            .go(&self.args(1));
+        let have = read_floats(&out, rows * self.heads * self.vw);
+        close(&format!("prefill of {} wide", self.kw), &have, &self.expected(), 1e-4);
+    }
+}
+
+#[test]
+fn every_head_size_in_both_types_of_cache() {
+    for (heads, kv_heads, kw, vw) in [
+        (4, 2, 64, 64),
+        (3, 1, 80, 80),
+        (2, 2, 96, 96),
+        (8, 1, 128, 128),
+        (4, 1, 256, 256),
+        (4, 2, 96, 32),
+    ] {
+        for ty in [TensorType::F32, TensorType::F16] {
+            let scene = Scene { ty, ..Scene::new(heads, kv_heads, kw, vw, 70) };
+            scene.decode(heads / kv_heads, 3);
+            scene.prefill();
+        }
+    }
+}
+
+#[test]
+fn every_number_of_keys() {
+    for (keys, splits) in [(1, 1), (7, 4), (33, 2), (130, 32), (1000, 8)] {
+        let scene = Scene::new(4, 2, 64, 64, keys);
+        for together in [1, 2] {
+            scene.decode(together, splits);
+        }
+        scene.prefill();
+    }
+    let long = Scene { rows: vec![(4999, 0, 1)], ..Scene::new(2, 1, 64, 64, 5000) };
+    long.decode(2, 32);
+    long.prefill();
+}
+
+#[test]
+fn windows_soft_caps_and_sinks() {
+    for (window, softcap, sinks) in [
+        (1, 0.0, false),
+        (9, 0.0, true),
+        (64, 0.0, false),
+        (0, 2.0, false),
+        (0, 0.0, true),
+        (200, 1.0, true),
+    ] {
+        let scene = Scene { window, softcap, sinks, ..Scene::new(4, 2, 32, 32, 90) };
+        scene.decode(2, 3);
+        scene.prefill();
+    }
+}
+
+#[test]
+fn a_ragged_prefill_keeps_sequences_apart() {
+    // Tiles of eight rows with two sequences, out of order, and dead rows between.
+    let mut rows: Vec<(u32, u32, u32)> = (0..11).map(|p| (p, 0, 1)).collect();
+    rows.extend((30..49).map(|p| (p, 1, u32::from(p != 37))));
+    rows.extend([(12, 0, 1), (49, 1, 1), (13, 0, 1)]);
+    let scene = Scene { rows, window: 20, ..Scene::new(4, 2, 64, 32, 50) };
+    scene.prefill();
+    scene.decode(2, 2);
+}

@@ -1,0 +1,283 @@
+//! Kernels that read weights: each type, each shape of the sweep, each variant.
+
+use fornax_gguf::{TensorType, blocks};
+use fornax_plan::{WeightRef, conformance};
+
+use super::{Run, bytes, close, noise, read_floats, room};
+use crate::library::{WEIGHT_TYPES, entry};
+
+/// A matrix as bytes and as decoded numbers.
+struct Matrix {
+    ty: TensorType,
+    outs: usize,
+    cols: usize,
+    data: Vec<u8>,
+    values: Vec<f32>,
+}
+
+impl Matrix {
+    fn new(ty: TensorType, outs: usize, cols: usize, seed: u64) -> Matrix {
+        let w: WeightRef = conformance::weight("w", ty, 1, outs as u32, cols as u32, seed);
+        let data = w.data.bytes().to_vec();
+        let mut values = vec![0.0; outs * cols];
+        blocks::dequantize(ty, &data, &mut values).expect("whole blocks");
+        Matrix { ty, outs, cols, data, values }
+    }
+
+    /// `W·x` for every row of x, rows × outs.
+    fn product(&self, x: &[f32]) -> Vec<f64> {
+        let dot = |x: &[f32], w: &[f32]| {
+            x.iter().zip(w).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>()
+        };
+        let outs = |x| self.values.chunks(self.cols).map(move |w| dot(x, w));
+        x.chunks(self.cols).flat_map(outs).collect()
+    }
+}
+
+/// Holds each output to its bound, a share of ‖w‖·‖x‖.
+fn within(what: &str, have: &[f32], want: &[f64], m: &Matrix, x: &[f32]) {
+    let norm = |v: &[f32]| v.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
+    let rows: Vec<f64> = m.values.chunks(m.cols).map(norm).collect();
+    for (i, (h, w)) in have.iter().zip(want).enumerate() {
+        let size = rows[i % m.outs] * norm(&x[i / m.outs * m.cols..][..m.cols]);
+        // A hundredth of what the ladder allows: the fragments are floats too.
+        let bound = 5e-6 * size + 1e-6;
+        assert!((f64::from(*h) - w).abs() <= bound, "{what}: output {i} is {h}, expected {w}");
+    }
+}
+
+/// Columns of the sweep that a type can have.
+fn columns(ty: TensorType) -> Vec<usize> {
+    match ty.block_len() {
+        1 => vec![7, 33, 130, 544],
+        n => vec![n, 3 * n, 1024 + n],
+    }
+}
+
+/// A kernel of the matmul family with everything in its epilogue but the soft-cap, or with none.
+fn matmul(kernel: &str, m: &Matrix, rows: usize, constants: &[u32], grid: [u32; 3], threads: u32) {
+    let x = noise(3, rows * m.cols);
+    let (bias, residual) = (noise(4, m.outs), noise(5, rows * m.outs));
+    for full in [false, true] {
+        let out = room(rows * m.outs);
+        let flag = u32::from(full);
+        let scale = if full { 1.5f32 } else { 1.0 };
+        let args = [
+            rows as u32,
+            m.cols as u32,
+            m.outs as u32,
+            flag,
+            flag,
+            scale.to_bits(),
+            0f32.to_bits(),
+        ];
+        Run::new(&entry(kernel, m.ty), constants, grid, [threads, 1, 1])
+            .buffer(&bytes(&m.data))
+            .floats(&x)
+            .floats(&bias)
+            .floats(&residual)
+            .buffer(&out)
+            .go(&args);
+        let mut want = m.product(&x);
+        if full {
+            for (i, w) in want.iter_mut().enumerate() {
+                *w = (*w + f64::from(bias[i % m.outs])) * 1.5 + f64::from(residual[i]);
+            }
+        }
+        let what = format!("{kernel} {} {rows}x{}x{} {constants:?}", m.ty, m.outs, m.cols);
+        within(&what, &read_floats(&out, rows * m.outs), &want, m, &x);
+    }
+}
+
+fn matvec(m: &Matrix, rows: usize, [o, r, s]: [u32; 3]) {
+    let grid = [(m.outs as u32).div_ceil(o), (rows as u32).div_ceil(r), 1];
+    matmul("matvec", m, rows, &[o, r, s], grid, 32 * s);
+}
+
+#[test]
+fn matvec_of_every_type() {
+    for ty in WEIGHT_TYPES {
+        for cols in columns(*ty) {
+            let m = Matrix::new(*ty, 33, cols, 1);
+            matvec(&m, 1, [2, 1, 4]);
+            matvec(&m, 4, [4, 4, 2]);
+        }
+    }
+}
+
+#[test]
+fn matvec_in_every_variant() {
+    for (ty, cols) in [(TensorType::Q8_0, 288), (TensorType::Q4_K, 768), (TensorType::F16, 130)] {
+        let m = Matrix::new(ty, 7, cols, 2);
+        for outs in [1, 2, 4] {
+            for rows in 1..=4 {
+                for simds in [1, 2, 4, 8] {
+                    matvec(&m, rows as usize, [outs, rows, simds]);
+                }
+            }
+        }
+        // Rows in tiles that they do not fill.
+        for rows in [1, 5, 7, 64] {
+            matvec(&m, rows, [2, 4, 2]);
+        }
+    }
+}
+
+#[test]
+fn small_matmul_of_every_type() {
+    for ty in WEIGHT_TYPES {
+        for (cols, rows) in columns(*ty).into_iter().zip([16usize, 5, 11, 17]) {
+            let m = Matrix::new(*ty, 33, cols, 1);
+            let grid = [m.outs.div_ceil(8) as u32, rows.div_ceil(16) as u32, 1];
+            matmul("matmul_small", &m, rows, &[], grid, 128);
+        }
+    }
+}
+
+#[test]
+fn tiled_matmul_of_every_type() {
+    for ty in WEIGHT_TYPES {
+        for (cols, (rows, outs)) in
+            columns(*ty).into_iter().zip([(64usize, 130), (33, 64), (17, 33), (1, 1)])
+        {
+            let m = Matrix::new(*ty, outs, cols, 1);
+            let grid = [m.outs.div_ceil(64) as u32, rows.div_ceil(32) as u32, 1];
+            matmul("matmul_tiled", &m, rows, &[], grid, 128);
+        }
+    }
+}
+
+#[test]
+fn a_softcap_comes_after_scale_and_before_the_residual() {
+    let m = Matrix::new(TensorType::F32, 3, 33, 6);
+    let (x, residual, out) = (noise(7, 33), noise(8, 3), room(3));
+    for (kernel, constants, threads) in
+        [("matvec", &[1, 1, 1][..], 32), ("matmul_small", &[], 128), ("matmul_tiled", &[], 128)]
+    {
+        Run::new(&entry(kernel, m.ty), constants, [3, 1, 1], [threads, 1, 1])
+            .buffer(&bytes(&m.data))
+            .floats(&x)
+            .floats(&[0.0])
+            .floats(&residual)
+            .buffer(&out)
+            .go(&[1, 33, 3, 0, 1, 20f32.to_bits(), 2f32.to_bits()]);
+        let cap = |v: f64| 2.0 * (v * 20.0 / 2.0).tanh();
+        let want: Vec<f64> =
+            m.product(&x).iter().zip(&residual).map(|(v, r)| cap(*v) + f64::from(*r)).collect();
+        close(kernel, &read_floats(&out, 3), &want, 1e-5);
+    }
+}
+
+#[test]
+fn qkv_of_every_type() {
+    for ty in WEIGHT_TYPES {
+        let cols = columns(*ty)[1];
+        let all = [33, 7, 5].map(|outs| Matrix::new(*ty, outs, cols, outs as u64));
+        for (rows, [o, r, s]) in [(1u32, [2u32, 1, 2]), (3, [4, 2, 1])] {
+            let x = noise(9, rows as usize * cols);
+            let outs = all.each_ref().map(|m| room(rows as usize * m.outs));
+            let biases = all.each_ref().map(|m| noise(10, m.outs));
+            let tiles = all.iter().map(|m| (m.outs as u32).div_ceil(o)).sum();
+            let grid = [tiles, rows.div_ceil(r), 1];
+            let mut run = Run::new(&entry("qkv", *ty), &[o, r, s], grid, [32 * s, 1, 1]);
+            for m in &all {
+                run = run.buffer(&bytes(&m.data));
+            }
+            run = run.floats(&x);
+            for bias in &biases {
+                run = run.floats(bias);
+            }
+            for out in &outs {
+                run = run.buffer(out);
+            }
+            // No bias for the keys.
+            run.go(&[rows, cols as u32, 33, 7, 5, 5]);
+            for (i, m) in all.iter().enumerate() {
+                let mut want = m.product(&x);
+                if i != 1 {
+                    let add = |(j, w): (usize, &mut f64)| *w += f64::from(biases[i][j % m.outs]);
+                    want.iter_mut().enumerate().for_each(add);
+                }
+                let have = read_floats(&outs[i], rows as usize * m.outs);
+                within(&format!("qkv {ty} {i}"), &have, &want, m, &x);
+            }
+        }
+    }
+}
+
+fn activated(act: u32, g: f64, u: f64) -> f64 {
+    let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+    match act {
+        0 => g * sigmoid(g) * u,
+        1 => {
+            0.5 * g
+                * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (g + 0.044715 * g * g * g)).tanh())
+                * u
+        }
+        _ => {
+            let (g, u) = (g.min(0.5), u.clamp(-0.5, 0.5));
+            g * sigmoid(1.702 * g) * (u + 1.0)
+        }
+    }
+}
+
+#[test]
+fn gated_mlp_of_every_type_and_activation() {
+    for (n, ty) in WEIGHT_TYPES.iter().enumerate() {
+        for (act, cols) in columns(*ty).into_iter().take(3).enumerate() {
+            let [gate, up] = [1, 2].map(|seed| Matrix::new(*ty, 17, cols, seed));
+            let (rows, bias) = (1 + (n + act) % 6, (n % 4) as u32);
+            let x = noise(9, rows * cols);
+            let biases = [noise(11, 17), noise(12, 17)];
+            let (out, r) = (room(rows * 17), rows.min(4) as u32);
+            let grid = [17u32.div_ceil(2), (rows as u32).div_ceil(r), 1];
+            let (act, alpha, limit) = (act as u32, 1.702f32, 0.5f32);
+            let args = [rows as u32, cols as u32, 17, bias, act, alpha.to_bits(), limit.to_bits()];
+            Run::new(&entry("gated_mlp", *ty), &[2, r, 2], grid, [64, 1, 1])
+                .buffer(&bytes(&gate.data))
+                .buffer(&bytes(&up.data))
+                .floats(&x)
+                .floats(&biases[0])
+                .floats(&biases[1])
+                .buffer(&out)
+                .go(&args);
+            let add = |m: &Matrix, i: usize, flag| {
+                let mut all = m.product(&x);
+                if bias & flag != 0 {
+                    let add = |(j, w): (usize, &mut f64)| *w += f64::from(biases[i][j % 17]);
+                    all.iter_mut().enumerate().for_each(add);
+                }
+                all
+            };
+            let (g, u) = (add(&gate, 0, 1), add(&up, 1, 2));
+            let want: Vec<f64> = g.iter().zip(&u).map(|(g, u)| activated(act, *g, *u)).collect();
+            close(&format!("gated {ty} {act}"), &read_floats(&out, rows * 17), &want, 2e-5);
+        }
+    }
+}
+
+#[test]
+fn embedding_of_every_type() {
+    for ty in WEIGHT_TYPES {
+        for cols in columns(*ty) {
+            let m = Matrix::new(*ty, 9, cols, 4);
+            // A token of the host's, the slot's last, and one that the table has not.
+            let mut rows = vec![0u32; 24];
+            (rows[0], rows[8], rows[11], rows[16]) = (8, u32::MAX, 2, 9);
+            let out = room(3 * cols);
+            Run::new(&entry("embed", *ty), &[], [3, 1, 1], [64, 1, 1])
+                .buffer(&bytes(&m.data))
+                .words(&rows)
+                .words(&[1, 2, 5])
+                .buffer(&out)
+                .go(&[3, cols as u32, 9, 3.5f32.to_bits()]);
+            let have = read_floats(&out, 3 * cols);
+            for (row, token) in [8, 5].into_iter().enumerate() {
+                let want: Vec<f64> =
+                    m.values[token * cols..][..cols].iter().map(|v| f64::from(*v) * 3.5).collect();
+                close(&format!("embed {ty}"), &have[row * cols..][..cols], &want, 1e-6);
+            }
+            assert!(have[2 * cols..].iter().all(|v| v.is_nan()), "a token of nowhere");
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! The names that the host makes are the names that the sources declare.
+
+use std::collections::BTreeSet;
+
+use super::library;
+use crate::library::{FAMILIES, family_of};
+
+/// The constants of the host's, word by word, are the structures of the kernels.
+#[test]
+fn constants_are_as_long_as_the_kernels_structures() {
+    use crate::args::{
+        AttentionArgs, CopyArgs, EmbedArgs, GatedArgs, KvWriteArgs, MatmulArgs, NormArgs,
+        PartsArgs, PickArgs, QkvArgs, RopeArgs, RopeWriteArgs, SelectArgs,
+    };
+    let sizes = [
+        ("embed_q8_0", size_of::<EmbedArgs>()),
+        ("rms_norm", size_of::<NormArgs>()),
+        ("copy", size_of::<CopyArgs>()),
+        ("select_rows", size_of::<SelectArgs>()),
+        ("matvec_q4_k", size_of::<MatmulArgs>()),
+        ("matmul_small_f16", size_of::<MatmulArgs>()),
+        ("matmul_tiled_f16", size_of::<MatmulArgs>()),
+        ("qkv_f32", size_of::<QkvArgs>()),
+        ("gated_mlp_f32", size_of::<GatedArgs>()),
+        ("norm_rope", size_of::<RopeArgs>()),
+        ("kv_write_f32", size_of::<KvWriteArgs>()),
+        ("rope_write_f16", size_of::<RopeWriteArgs>()),
+        ("attention_split_f32", size_of::<AttentionArgs>()),
+        ("attention_reduce", size_of::<AttentionArgs>()),
+        ("attention_tiled_f16", size_of::<AttentionArgs>()),
+        ("argmax_parts", size_of::<PartsArgs>()),
+        ("argmax_pick", size_of::<PickArgs>()),
+    ];
+    for (name, size) in sizes {
+        let library = library(name);
+        let kernel = library.kernels().iter().find(|k| k.name == name).expect(name);
+        let last = kernel.arguments.last().expect("an argument");
+        assert_eq!((last.name.as_str(), last.size), ("args", size), "{name}");
+        let slots: Vec<u32> = kernel.arguments.iter().map(|a| a.index).collect();
+        assert!(slots.iter().enumerate().all(|(i, s)| i == *s as usize), "{name}: {slots:?}");
+    }
+}
+
+#[test]
+fn entries_are_those_of_the_sources() {
+    for family in FAMILIES {
+        let made: BTreeSet<String> = family.entries().into_iter().collect();
+        assert_eq!(made.len(), family.entries().len(), "{}: a name twice", family.name);
+        let first = made.first().expect("a kernel");
+        let found = library(first).kernels().iter().map(|k| k.name.clone()).collect();
+        assert_eq!(made, found, "{}", family.name);
+    }
+    assert_eq!(family_of("matvec_q2_k"), None);
+}
