@@ -64,7 +64,16 @@ args! {
         softcap: f32,
     }
     /// `gated_mlp_*`; `act` numbers [`fornax_plan::Activation`] in its order.
-    GatedArgs { rows: u32, cols: u32, outs: u32, bias: u32, act: u32, alpha: f32, limit: f32, }
+    GatedArgs {
+        rows: u32,
+        cols: u32,
+        outs: u32,
+        bias: u32,
+        act: u32,
+        alpha: f32,
+        limit: f32,
+        eps: f32,
+    }
     /// `norm_rope`; `halves` is 1 for the NeoX order, `pairs` 0 where nothing is rotated.
     RopeArgs {
         rows: u32,
@@ -94,8 +103,16 @@ args! {
         sinks: u32,
         splits: u32,
     }
-    /// `qkv_*`; `bias` has a bit for each of q, k and v.
-    QkvArgs { rows: u32, cols: u32, q_outs: u32, k_outs: u32, v_outs: u32, bias: u32, }
+    /// `qkv_*`; `bias` has a bit for each of q, k and v, `eps` is of the norm before, if any.
+    QkvArgs {
+        rows: u32,
+        cols: u32,
+        q_outs: u32,
+        k_outs: u32,
+        v_outs: u32,
+        bias: u32,
+        eps: f32,
+    }
     /// `rope_write_*`: [`RopeArgs`] for both q and k, and [`KvWriteArgs`]; `v_width` of one head.
     RopeWriteArgs {
         rows: u32,

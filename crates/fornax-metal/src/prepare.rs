@@ -363,7 +363,8 @@ impl Builder<'_> {
         };
         let bias = u32::from(gate.bias.is_some()) | u32::from(up.bias.is_some()) << 1;
         let (cols, outs) = (w.cols, w.rows);
-        let constants = GatedArgs { rows: 0, cols, outs, bias, act, alpha, limit }.words();
+        let constants =
+            GatedArgs { rows: 0, cols, outs, bias, act, alpha, limit, eps: 0.0 }.words();
         self.push(at, &stub::entry("gated_mlp", w.ty), self.extent(x), args, constants)
     }
 

@@ -5,19 +5,24 @@
 // eight, decodes them for each of the outputs and multiplies by the sixteen elements of each row, which it holds in registers.
 // Grid: outputs along x, rows along y.
 // Bytes: every weight once for ROWS rows; x once for OUTS outputs. Accumulates in float: lanes, then simdgroups.
+// RMS norm (NORMED): the lanes multiply x by the norm's weights as they load it and sum its squares on the way; the products
+// are scaled at the end. The norm is so neither a dispatch nor a pass of its own.
 constant uint OUTS [[function_constant(0)]];
 constant uint ROWS [[function_constant(1)]];
 constant uint SIMDS [[function_constant(2)]];
+constant uint NORMED [[function_constant(3)]];
 
 // The most that the policy may ask for.
 constant constexpr uint TILE = 16;
 constant constexpr uint MOST_ROWS = 4;
 constant constexpr uint MOST_SIMDS = 8;
+// What a simdgroup leaves: its part of each output, then of each row's sum of squares.
+constant constexpr uint LEFT = TILE + MOST_ROWS;
 
 template <typename B>
-inline void products(device const uchar *matrix, device const float *x, uint out0, uint outs, uint row0, uint rows, uint cols,
-                     uint lane, uint simd, threadgroup float *partial) {
-    float sum[TILE] = {0};
+inline void products(device const uchar *matrix, device const float *x, device const float *norm, uint out0, uint outs,
+                     uint row0, uint rows, uint cols, uint lane, uint simd, threadgroup float *partial) {
+    float sum[TILE] = {0}, square[MOST_ROWS] = {0};
     for (uint pair = simd * 32 + lane; pair < cols / 16; pair += SIMDS * 32) {
         const uint run = first_run<B>(pair);
         float xs[MOST_ROWS][16];
@@ -27,6 +32,10 @@ inline void products(device const uchar *matrix, device const float *x, uint out
             for (uint i = 0; i < 8; i++) {
                 xs[r][i] = from[i];
                 xs[r][8 + i] = from[8 * B::GAP + i];
+            }
+            for (uint i = 0; i < 16 && NORMED != 0; i++) {
+                square[r] = fma(xs[r][i], xs[r][i], square[r]);
+                xs[r][i] *= norm[8 * run + i % 8 + (i < 8 ? 0 : 8 * B::GAP)];
             }
         }
         for (uint o = 0; o < OUTS; o++) {
@@ -45,15 +54,28 @@ inline void products(device const uchar *matrix, device const float *x, uint out
     }
     const uint col = cols / 16 * 16 + lane;
     if (simd == 0 && col < cols) {
-        for (uint i = 0; i < OUTS * ROWS; i++) {
-            const uint o = min(out0 + i / ROWS, outs - 1), r = min(row0 + i % ROWS, rows - 1);
-            sum[i] = fma(B::one(row_of<B>(matrix, o, cols), col), x[ulong(r) * cols + col], sum[i]);
+        for (uint r = 0; r < ROWS; r++) {
+            float v = x[ulong(min(row0 + r, rows - 1)) * cols + col];
+            if (NORMED != 0) {
+                square[r] = fma(v, v, square[r]);
+                v *= norm[col];
+            }
+            for (uint o = 0; o < OUTS; o++) {
+                const float w = B::one(row_of<B>(matrix, min(out0 + o, outs - 1), cols), col);
+                sum[o * ROWS + r] = fma(w, v, sum[o * ROWS + r]);
+            }
         }
     }
     for (uint i = 0; i < OUTS * ROWS; i++) {
         const float all = simd_sum(sum[i]);
         if (lane == 0) {
-            partial[simd * TILE + i] = all;
+            partial[simd * LEFT + i] = all;
+        }
+    }
+    for (uint r = 0; r < ROWS && NORMED != 0; r++) {
+        const float all = simd_sum(square[r]);
+        if (lane == 0) {
+            partial[simd * LEFT + TILE + r] = all;
         }
     }
 }
@@ -61,9 +83,14 @@ inline void products(device const uchar *matrix, device const float *x, uint out
 inline float gathered(threadgroup const float *partial, uint i) {
     float sum = 0;
     for (uint s = 0; s < SIMDS; s++) {
-        sum += partial[s * TILE + i];
+        sum += partial[s * LEFT + i];
     }
     return sum;
+}
+
+// What the norm makes of output i of the tile.
+inline float normed(float v, threadgroup const float *partial, uint i, uint cols, float eps) {
+    return NORMED != 0 ? v / sqrt(gathered(partial, TILE + i % ROWS) / float(cols) + eps) : v;
 }
 
 struct MatmulArgs {
@@ -77,9 +104,9 @@ kernel void matvec(device const uchar *matrix [[buffer(0)]], device const float 
                    device float *out [[buffer(4)]], constant MatmulArgs &args [[buffer(5)]],
                    uint2 group [[threadgroup_position_in_grid]], uint t [[thread_index_in_threadgroup]],
                    uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]]) {
-    threadgroup float partial[MOST_SIMDS * TILE];
+    threadgroup float partial[MOST_SIMDS * LEFT];
     const uint out0 = group.x * OUTS, row0 = group.y * ROWS;
-    products<B>(matrix, x, out0, args.outs, row0, args.rows, args.cols, lane, simd, partial);
+    products<B>(matrix, x, x, out0, args.outs, row0, args.rows, args.cols, lane, simd, partial);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const uint o = out0 + t / ROWS, r = row0 + t % ROWS;
     if (t >= OUTS * ROWS || o >= args.outs || r >= args.rows) {
@@ -94,18 +121,20 @@ kernel void matvec(device const uchar *matrix [[buffer(0)]], device const float 
 
 struct QkvArgs {
     uint rows, cols, q_outs, k_outs, v_outs, bias;
+    float eps;
 };
 
 // The three projections that share their input, as one space of outputs; no threadgroup spans two of them.
 template <typename B>
 kernel void qkv(device const uchar *q [[buffer(0)]], device const uchar *k [[buffer(1)]], device const uchar *v [[buffer(2)]],
-                device const float *x [[buffer(3)]], device const float *q_bias [[buffer(4)]],
-                device const float *k_bias [[buffer(5)]], device const float *v_bias [[buffer(6)]],
-                device float *q_out [[buffer(7)]], device float *k_out [[buffer(8)]], device float *v_out [[buffer(9)]],
-                constant QkvArgs &args [[buffer(10)]], uint2 group [[threadgroup_position_in_grid]],
+                device const float *x [[buffer(3)]], device const float *norm [[buffer(4)]],
+                device const float *q_bias [[buffer(5)]], device const float *k_bias [[buffer(6)]],
+                device const float *v_bias [[buffer(7)]], device float *q_out [[buffer(8)]],
+                device float *k_out [[buffer(9)]], device float *v_out [[buffer(10)]],
+                constant QkvArgs &args [[buffer(11)]], uint2 group [[threadgroup_position_in_grid]],
                 uint t [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
                 uint simd [[simdgroup_index_in_threadgroup]]) {
-    threadgroup float partial[MOST_SIMDS * TILE];
+    threadgroup float partial[MOST_SIMDS * LEFT];
     const uint q_groups = (args.q_outs + OUTS - 1) / OUTS, k_groups = (args.k_outs + OUTS - 1) / OUTS;
     device const uchar *matrix = q;
     device const float *bias = q_bias;
@@ -117,18 +146,18 @@ kernel void qkv(device const uchar *q [[buffer(0)]], device const uchar *k [[buf
         matrix = k, bias = k_bias, out = k_out, outs = args.k_outs, tile -= q_groups, has_bias = args.bias & 2;
     }
     const uint out0 = tile * OUTS, row0 = group.y * ROWS;
-    products<B>(matrix, x, out0, outs, row0, args.rows, args.cols, lane, simd, partial);
+    products<B>(matrix, x, norm, out0, outs, row0, args.rows, args.cols, lane, simd, partial);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const uint o = out0 + t / ROWS, r = row0 + t % ROWS;
     if (t < OUTS * ROWS && o < outs && r < args.rows) {
-        const float sum = gathered(partial, t);
+        const float sum = normed(gathered(partial, t), partial, t, args.cols, args.eps);
         out[ulong(r) * outs + o] = has_bias ? sum + bias[o] : sum;
     }
 }
 
 struct GatedArgs {
     uint rows, cols, outs, bias, act;
-    float alpha, limit;
+    float alpha, limit, eps;
 };
 
 inline float activated(float g, float u, constant GatedArgs &args) {
@@ -146,19 +175,20 @@ inline float activated(float g, float u, constant GatedArgs &args) {
 // act(gate x) * (up x).
 template <typename B>
 kernel void gated_mlp(device const uchar *gate [[buffer(0)]], device const uchar *up [[buffer(1)]],
-                      device const float *x [[buffer(2)]], device const float *gate_bias [[buffer(3)]],
-                      device const float *up_bias [[buffer(4)]], device float *out [[buffer(5)]],
-                      constant GatedArgs &args [[buffer(6)]], uint2 group [[threadgroup_position_in_grid]],
+                      device const float *x [[buffer(2)]], device const float *norm [[buffer(3)]],
+                      device const float *gate_bias [[buffer(4)]], device const float *up_bias [[buffer(5)]],
+                      device float *out [[buffer(6)]], constant GatedArgs &args [[buffer(7)]], uint2 group [[threadgroup_position_in_grid]],
                       uint t [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
                       uint simd [[simdgroup_index_in_threadgroup]]) {
-    threadgroup float gates[MOST_SIMDS * TILE], ups[MOST_SIMDS * TILE];
+    threadgroup float gates[MOST_SIMDS * LEFT], ups[MOST_SIMDS * LEFT];
     const uint out0 = group.x * OUTS, row0 = group.y * ROWS;
-    products<B>(gate, x, out0, args.outs, row0, args.rows, args.cols, lane, simd, gates);
-    products<B>(up, x, out0, args.outs, row0, args.rows, args.cols, lane, simd, ups);
+    products<B>(gate, x, norm, out0, args.outs, row0, args.rows, args.cols, lane, simd, gates);
+    products<B>(up, x, norm, out0, args.outs, row0, args.rows, args.cols, lane, simd, ups);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const uint o = out0 + t / ROWS, r = row0 + t % ROWS;
     if (t < OUTS * ROWS && o < args.outs && r < args.rows) {
-        float g = gathered(gates, t), u = gathered(ups, t);
+        float g = normed(gathered(gates, t), gates, t, args.cols, args.eps);
+        float u = normed(gathered(ups, t), ups, t, args.cols, args.eps);
         g = args.bias & 1 ? g + gate_bias[o] : g;
         u = args.bias & 2 ? u + up_bias[o] : u;
         out[ulong(r) * args.outs + o] = activated(g, u, args);

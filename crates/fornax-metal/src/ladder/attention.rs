@@ -201,7 +201,7 @@ fn every_head_size_in_both_types_of_cache() {
 }
 
 #[test]
-fn every_number_of_keys() {
+pub(super) fn every_number_of_keys() {
     for (keys, splits) in [(1, 1), (7, 4), (33, 2), (130, 32), (1000, 8)] {
         let scene = Scene::new(4, 2, 64, 64, keys);
         for together in [1, 2] {

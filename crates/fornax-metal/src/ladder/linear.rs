@@ -91,11 +91,11 @@ fn matmul(kernel: &str, m: &Matrix, rows: usize, constants: &[u32], grid: [u32; 
 
 fn matvec(m: &Matrix, rows: usize, [o, r, s]: [u32; 3]) {
     let grid = [(m.outs as u32).div_ceil(o), (rows as u32).div_ceil(r), 1];
-    matmul("matvec", m, rows, &[o, r, s], grid, 32 * s);
+    matmul("matvec", m, rows, &[o, r, s, 0], grid, 32 * s);
 }
 
 #[test]
-fn matvec_of_every_type() {
+pub(super) fn matvec_of_every_type() {
     for ty in WEIGHT_TYPES {
         for cols in columns(*ty) {
             let m = Matrix::new(*ty, 33, cols, 1);
@@ -124,7 +124,7 @@ fn matvec_in_every_variant() {
 }
 
 #[test]
-fn small_matmul_of_every_type() {
+pub(super) fn small_matmul_of_every_type() {
     for ty in WEIGHT_TYPES {
         for (cols, rows) in columns(*ty).into_iter().zip([16usize, 5, 11, 17]) {
             let m = Matrix::new(*ty, 33, cols, 1);
@@ -135,7 +135,7 @@ fn small_matmul_of_every_type() {
 }
 
 #[test]
-fn tiled_matmul_of_every_type() {
+pub(super) fn tiled_matmul_of_every_type() {
     for ty in WEIGHT_TYPES {
         for (cols, (rows, outs)) in
             columns(*ty).into_iter().zip([(64usize, 130), (33, 64), (17, 33), (1, 1)])
@@ -152,7 +152,7 @@ fn a_softcap_comes_after_scale_and_before_the_residual() {
     let m = Matrix::new(TensorType::F32, 3, 33, 6);
     let (x, residual, out) = (noise(7, 33), noise(8, 3), room(3));
     for (kernel, constants, threads) in
-        [("matvec", &[1, 1, 1][..], 32), ("matmul_small", &[], 128), ("matmul_tiled", &[], 128)]
+        [("matvec", &[1, 1, 1, 0][..], 32), ("matmul_small", &[], 128), ("matmul_tiled", &[], 128)]
     {
         Run::new(&entry(kernel, m.ty), constants, [3, 1, 1], [threads, 1, 1])
             .buffer(&bytes(&m.data))
@@ -169,21 +169,23 @@ fn a_softcap_comes_after_scale_and_before_the_residual() {
 }
 
 #[test]
-fn qkv_of_every_type() {
+pub(super) fn qkv_of_every_type() {
     for ty in WEIGHT_TYPES {
         let cols = columns(*ty)[1];
         let all = [33, 7, 5].map(|outs| Matrix::new(*ty, outs, cols, outs as u64));
-        for (rows, [o, r, s]) in [(1u32, [2u32, 1, 2]), (3, [4, 2, 1])] {
+        for (rows, [o, r, s, n]) in [(1u32, [2u32, 1, 2, 1]), (3, [4, 2, 1, 0]), (2, [2, 2, 4, 1])]
+        {
             let x = noise(9, rows as usize * cols);
+            let norm = noise(13, cols);
             let outs = all.each_ref().map(|m| room(rows as usize * m.outs));
             let biases = all.each_ref().map(|m| noise(10, m.outs));
             let tiles = all.iter().map(|m| (m.outs as u32).div_ceil(o)).sum();
             let grid = [tiles, rows.div_ceil(r), 1];
-            let mut run = Run::new(&entry("qkv", *ty), &[o, r, s], grid, [32 * s, 1, 1]);
+            let mut run = Run::new(&entry("qkv", *ty), &[o, r, s, n], grid, [32 * s, 1, 1]);
             for m in &all {
                 run = run.buffer(&bytes(&m.data));
             }
-            run = run.floats(&x);
+            run = run.floats(&x).floats(&norm);
             for bias in &biases {
                 run = run.floats(bias);
             }
@@ -191,7 +193,8 @@ fn qkv_of_every_type() {
                 run = run.buffer(out);
             }
             // No bias for the keys.
-            run.go(&[rows, cols as u32, 33, 7, 5, 5]);
+            run.go(&[rows, cols as u32, 33, 7, 5, 5, 1e-5f32.to_bits()]);
+            let x = if n == 0 { x } else { normed(&x, &norm) };
             for (i, m) in all.iter().enumerate() {
                 let mut want = m.product(&x);
                 if i != 1 {
@@ -203,6 +206,16 @@ fn qkv_of_every_type() {
             }
         }
     }
+}
+
+/// Rows after their RMS norm.
+fn normed(x: &[f32], norm: &[f32]) -> Vec<f32> {
+    let row = |x: &[f32]| {
+        let square: f64 = x.iter().map(|v| f64::from(*v).powi(2)).sum();
+        let scale = 1.0 / (square / norm.len() as f64 + 1e-5).sqrt();
+        x.iter().zip(norm).map(|(x, w)| (f64::from(*x) * scale) as f32 * w).collect::<Vec<f32>>()
+    };
+    x.chunks(norm.len()).flat_map(row).collect()
 }
 
 fn activated(act: u32, g: f64, u: f64) -> f64 {
@@ -222,25 +235,37 @@ fn activated(act: u32, g: f64, u: f64) -> f64 {
 }
 
 #[test]
-fn gated_mlp_of_every_type_and_activation() {
+pub(super) fn gated_mlp_of_every_type_and_activation() {
     for (n, ty) in WEIGHT_TYPES.iter().enumerate() {
         for (act, cols) in columns(*ty).into_iter().take(3).enumerate() {
             let [gate, up] = [1, 2].map(|seed| Matrix::new(*ty, 17, cols, seed));
             let (rows, bias) = (1 + (n + act) % 6, (n % 4) as u32);
-            let x = noise(9, rows * cols);
+            let (x, norm) = (noise(9, rows * cols), noise(13, cols));
+            let n = (rows % 2) as u32;
             let biases = [noise(11, 17), noise(12, 17)];
             let (out, r) = (room(rows * 17), rows.min(4) as u32);
             let grid = [17u32.div_ceil(2), (rows as u32).div_ceil(r), 1];
             let (act, alpha, limit) = (act as u32, 1.702f32, 0.5f32);
-            let args = [rows as u32, cols as u32, 17, bias, act, alpha.to_bits(), limit.to_bits()];
-            Run::new(&entry("gated_mlp", *ty), &[2, r, 2], grid, [64, 1, 1])
+            let args = [
+                rows as u32,
+                cols as u32,
+                17,
+                bias,
+                act,
+                alpha.to_bits(),
+                limit.to_bits(),
+                1e-5f32.to_bits(),
+            ];
+            Run::new(&entry("gated_mlp", *ty), &[2, r, 2, n], grid, [64, 1, 1])
                 .buffer(&bytes(&gate.data))
                 .buffer(&bytes(&up.data))
                 .floats(&x)
+                .floats(&norm)
                 .floats(&biases[0])
                 .floats(&biases[1])
                 .buffer(&out)
                 .go(&args);
+            let x = if n == 0 { x } else { normed(&x, &norm) };
             let add = |m: &Matrix, i: usize, flag| {
                 let mut all = m.product(&x);
                 if bias & flag != 0 {

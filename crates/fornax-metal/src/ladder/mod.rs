@@ -2,17 +2,24 @@
 //! emulator in shuffled order. It knows kernels and their constants, no plan.
 
 mod attention;
+mod barriers;
 mod linear;
 mod names;
 mod rows;
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use fornax_gguf::{TensorType, blocks};
-use fornax_msl::{Buffer, Command, Dispatch, Library, Options, Order, Queue, Value};
+use fornax_msl::{BarrierId, Buffer, Command, Dispatch, Library, Options, Order, Queue, Value};
 
 use crate::library::{FAMILIES, family_of};
+
+thread_local! {
+    /// A barrier of the kernel library that does nothing, for the test of the tests.
+    static WITHOUT: Cell<Option<BarrierId>> = const { Cell::new(None) };
+}
 
 /// The compiled family that holds `entry`; each is compiled once.
 fn library(entry: &str) -> Library {
@@ -62,7 +69,8 @@ impl Run {
         let bytes: Vec<u8> = constants.iter().flat_map(|w| w.to_ne_bytes()).collect();
         let dispatch = self.dispatch.bytes(self.slot, &bytes);
         let seed = u64::from(dispatch.grid[0]);
-        let queue = Queue::new(Options { seed, order: Order::Shuffled, disabled_barrier: None });
+        let queue =
+            Queue::new(Options { seed, order: Order::Shuffled, disabled_barrier: WITHOUT.get() });
         let name = dispatch.pipeline.info().name.clone();
         queue
             .run(&[Command::Dispatch(dispatch)])

@@ -6,7 +6,7 @@ use super::{Run, close, floats, noise, read_floats, read_words, room, words};
 use crate::library::entry;
 
 #[test]
-fn norm_of_rows_shorter_and_longer_than_a_threadgroup() {
+pub(super) fn norm_of_rows_shorter_and_longer_than_a_threadgroup() {
     for (width, rows, threads) in
         [(7, 1, 32), (33, 2, 64), (130, 3, 64), (4100, 2, 1024), (576, 64, 96)]
     {
@@ -251,7 +251,7 @@ fn choose(logits: &[f32], parts: u32) -> (u32, f32, u32, u32) {
 }
 
 #[test]
-fn the_highest_logit_wins_and_ties_go_to_the_lowest_id() {
+pub(super) fn the_highest_logit_wins_and_ties_go_to_the_lowest_id() {
     for (n, parts) in [(1, 1), (7, 1), (33, 3), (300, 2), (5000, 7), (4096, 40)] {
         let mut logits = noise(n as u64, n);
         let high = n * 3 / 4;

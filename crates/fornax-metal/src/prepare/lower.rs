@@ -3,7 +3,7 @@
 
 use std::ops::RangeInclusive;
 
-use fornax_plan::{Activation, Error, KvRef, Linear, Op, Result, RopePairs, ValueId};
+use fornax_plan::{Activation, Error, KvRef, Linear, Op, Result, RopePairs, ValueId, WeightId};
 
 use super::{Arg, Builder, KV_BLOCK};
 use crate::api::Buffer;
@@ -23,6 +23,14 @@ const ANY: RangeInclusive<u32> = 1..=u32::MAX;
 const ONE: Axis = Axis::Fixed(1);
 const ROWS: Axis = Axis::RowsBy(1);
 
+/// A norm that its reader computes.
+#[derive(Clone, Copy)]
+struct Norm {
+    x: ValueId,
+    weight: WeightId,
+    eps: f32,
+}
+
 /// A dispatch but for its arguments.
 struct Entry<'a> {
     name: &'a str,
@@ -39,6 +47,16 @@ impl Builder<'_> {
         let plan = self.plan;
         let mut at = 0;
         while let Some(op) = plan.ops.get(at) {
+            if let Op::RmsNorm { x, weight, eps, residual: None, out } = *op
+                && let Some(next) = plan.ops.get(at + 1)
+                && self.folds(x, out, next)
+            {
+                // Few rows are normed by the kernel that reads them, the norm is for the rest.
+                self.lower_norm(at as u32, op, MATVEC_ROWS + 1..=u32::MAX)?;
+                self.lower_reader(at as u32 + 1, next, Some(Norm { x, weight, eps }))?;
+                at += 2;
+                continue;
+            }
             if let Some(Op::KvWrite { k, v, kv }) = plan.ops.get(at + 1)
                 && let Op::QkNormRope { k_out, .. } = op
                 && k == k_out
@@ -52,6 +70,31 @@ impl Builder<'_> {
             at += 1;
         }
         Ok(())
+    }
+
+    /// Whether the norm from `x` to `out` can be left to the next op.
+    fn folds(&self, x: ValueId, out: ValueId, next: &Op) -> bool {
+        let reads = match *next {
+            Op::Qkv { x, q, k, v, .. } => {
+                let [q, k, v] = [q, k, v].map(|l| self.plan.weights[l.weight.ix()].ty);
+                x == out && q == k && q == v
+            }
+            Op::GatedMlp { x, .. } => x == out,
+            _ => false,
+        };
+        // The next op then reads what the norm would have been the last to read, and may not
+        // write its results there.
+        let apart = |o: ValueId| self.values.ix(o) != self.values.ix(x);
+        reads && self.readers(out) == 1 && next.outputs().iter().all(apart)
+    }
+
+    fn lower_reader(&mut self, at: u32, op: &Op, norm: Option<Norm>) -> Result<()> {
+        match *op {
+            Op::GatedMlp { x, gate, up, act, out } => {
+                self.lower_gated(at, (x, norm), [gate, up], act, out)
+            }
+            _ => self.lower_qkv(at, op, norm),
+        }
     }
 
     fn readers(&self, v: ValueId) -> usize {
@@ -74,29 +117,17 @@ impl Builder<'_> {
                 let e = whole(&name, [ROWS, ONE, ONE], threads);
                 self.dispatch(at, e, Extent::Rows, args, constants)
             }
-            Op::RmsNorm { x, weight, eps, residual, out } => {
-                let args = vec![
-                    self.value(x, Read),
-                    self.weight(weight),
-                    residual.and_then(|r| self.value(r, Read)),
-                    self.value(out, Write),
-                ];
-                let (width, residual) = (self.plan.width(x), u32::from(residual.is_some()));
-                let constants = NormArgs { rows: 0, width, eps, residual }.words();
-                let e = whole("rms_norm", [ROWS, ONE, ONE], policy::threads(width, 4));
-                self.dispatch(at, e, self.extent(x), args, constants)
-            }
+            Op::RmsNorm { .. } => self.lower_norm(at, op, ANY),
             Op::MatMul { x, linear, residual, out } => {
                 self.product(at, ANY, x, linear, residual, out, (1.0, None))
             }
-            Op::Qkv { .. } => self.lower_qkv(at, op),
+            Op::Qkv { .. } | Op::GatedMlp { .. } => self.lower_reader(at, op, None),
             Op::QkNormRope { q, k, q_norm, k_norm, q_out, k_out, .. } => {
                 self.lower_rope(at, op, q, q_norm, q_out)?;
                 self.lower_rope(at, op, k, k_norm, k_out)
             }
             Op::KvWrite { k, v, kv } => self.lower_kv_write(at, k, v, kv),
             Op::Attention { .. } => self.lower_attention(at, op),
-            Op::GatedMlp { x, gate, up, act, out } => self.lower_gated(at, x, [gate, up], act, out),
             Op::SelectRows { x, out } => {
                 // Any row may be chosen, so the whole buffer is read.
                 let all = self.buffers[self.values.ix(x)].all();
@@ -120,6 +151,20 @@ impl Builder<'_> {
                 Err(Error::unsupported(format!("metal: no kernel for {}", op.name())))
             }
         }
+    }
+
+    fn lower_norm(&mut self, at: u32, op: &Op, when: RangeInclusive<u32>) -> Result<()> {
+        let Op::RmsNorm { x, weight, eps, residual, out } = *op else { return Ok(()) };
+        let args = vec![
+            self.value(x, Read),
+            self.weight(weight),
+            residual.and_then(|r| self.value(r, Read)),
+            self.value(out, Write),
+        ];
+        let (width, residual) = (self.plan.width(x), u32::from(residual.is_some()));
+        let constants = NormArgs { rows: 0, width, eps, residual }.words();
+        let e = whole("rms_norm", [ROWS, ONE, ONE], policy::threads(width, 4));
+        self.dispatch(at, Entry { when, ..e }, self.extent(x), args, constants)
     }
 
     fn dispatch(
@@ -173,7 +218,7 @@ impl Builder<'_> {
         let name = entry("matvec", ty);
         let tile = policy::matvec_tile(ty, outs, cols);
         for rows in *when.start()..=MATVEC_ROWS {
-            all(vectors(&name, tile, outs.div_ceil(tile.outs), rows))?;
+            all(vectors(&name, tile, outs.div_ceil(tile.outs), rows, false))?;
         }
         let name = entry("matmul_small", ty);
         let axes = [Axis::Fixed(outs.div_ceil(8)), Axis::RowsBy(16), ONE];
@@ -184,7 +229,7 @@ impl Builder<'_> {
         all(Entry { when: SMALL_ROWS + 1..=u32::MAX, ..whole(&name, axes, 128) })
     }
 
-    fn lower_qkv(&mut self, at: u32, op: &Op) -> Result<()> {
+    fn lower_qkv(&mut self, at: u32, op: &Op, norm: Option<Norm>) -> Result<()> {
         let Op::Qkv { x, q, k, v, q_out, k_out, v_out } = *op else { return Ok(()) };
         let [wq, wk, wv] = [q, k, v].map(|l| &self.plan.weights[l.weight.ix()]);
         let one = wq.ty == wk.ty && wq.ty == wv.ty;
@@ -194,7 +239,8 @@ impl Builder<'_> {
                 self.weight(q.weight),
                 self.weight(k.weight),
                 self.weight(v.weight),
-                self.value(x, Read),
+                self.value(norm.map_or(x, |n| n.x), Read),
+                self.optional(norm.map(|n| n.weight)),
                 self.optional(q.bias),
                 self.optional(k.bias),
                 self.optional(v.bias),
@@ -205,12 +251,13 @@ impl Builder<'_> {
             let bit = |l: Linear, n: u32| u32::from(l.bias.is_some()) << n;
             let bias = bit(q, 0) | bit(k, 1) | bit(v, 2);
             let [q_outs, k_outs, v_outs] = outs;
-            let constants = QkvArgs { rows: 0, cols, q_outs, k_outs, v_outs, bias };
+            let eps = norm.map_or(0.0, |n| n.eps);
+            let constants = QkvArgs { rows: 0, cols, q_outs, k_outs, v_outs, bias, eps };
             let (name, total) = (entry("qkv", ty), q_outs + k_outs + v_outs);
             let tile = policy::matvec_tile(ty, total, cols);
             let groups = outs.iter().map(|o| o.div_ceil(tile.outs)).sum();
             for rows in 1..=MATVEC_ROWS {
-                let e = vectors(&name, tile, groups, rows);
+                let e = vectors(&name, tile, groups, rows, norm.is_some());
                 self.dispatch(at, e, Extent::Rows, args.clone(), constants.words())?;
             }
         }
@@ -224,39 +271,43 @@ impl Builder<'_> {
     fn lower_gated(
         &mut self,
         at: u32,
-        x: ValueId,
+        (x, norm): (ValueId, Option<Norm>),
         [gate, up]: [Linear; 2],
         act: Activation,
         out: ValueId,
     ) -> Result<()> {
         let w = &self.plan.weights[gate.weight.ix()];
         let (ty, outs, cols) = (w.ty, w.rows, w.cols);
-        let args = vec![
-            self.weight(gate.weight),
-            self.weight(up.weight),
-            self.value(x, Read),
-            self.optional(gate.bias),
-            self.optional(up.bias),
-            self.value(out, Write),
-        ];
+        let args = |b: &Self, norm: Option<Norm>| {
+            vec![
+                b.weight(gate.weight),
+                b.weight(up.weight),
+                b.value(norm.map_or(x, |n| n.x), Read),
+                b.optional(norm.map(|n| n.weight)),
+                b.optional(gate.bias),
+                b.optional(up.bias),
+                b.value(out, Write),
+            ]
+        };
         let (act, alpha, limit) = match act {
             Activation::Silu => (0, 0.0, 0.0),
             Activation::GeluTanh => (1, 0.0, 0.0),
             Activation::SwigluClamped { alpha, limit } => (2, alpha, limit),
         };
         let bias = u32::from(gate.bias.is_some()) | u32::from(up.bias.is_some()) << 1;
-        let constants = GatedArgs { rows: 0, cols, outs, bias, act, alpha, limit };
+        let eps = norm.map_or(0.0, |n| n.eps);
+        let constants = GatedArgs { rows: 0, cols, outs, bias, act, alpha, limit, eps };
         let (name, extent) = (entry("gated_mlp", ty), self.extent(x));
         let tile = policy::matvec_tile(ty, outs, cols);
+        let groups = outs.div_ceil(tile.outs);
         for rows in 1..=MATVEC_ROWS {
-            let mut e = vectors(&name, tile, outs.div_ceil(tile.outs), rows);
-            if rows == MATVEC_ROWS {
-                // More rows go in tiles of as many.
-                e.when = rows..=u32::MAX;
-            }
-            self.dispatch(at, e, extent, args.clone(), constants.words())?;
+            let e = vectors(&name, tile, groups, rows, norm.is_some());
+            self.dispatch(at, e, extent, args(self, norm), constants.words())?;
         }
-        Ok(())
+        // More rows go in tiles of as many, normed before.
+        let e = vectors(&name, tile, groups, MATVEC_ROWS, false);
+        let e = Entry { when: MATVEC_ROWS + 1..=u32::MAX, ..e };
+        self.dispatch(at, e, extent, args(self, None), constants.words())
     }
 
     fn lower_rope(
@@ -264,7 +315,7 @@ impl Builder<'_> {
         at: u32,
         op: &Op,
         x: ValueId,
-        norm: Option<fornax_plan::WeightId>,
+        norm: Option<WeightId>,
         out: ValueId,
     ) -> Result<()> {
         let Op::QkNormRope { eps, rope, dim, .. } = *op else { return Ok(()) };
@@ -467,10 +518,10 @@ fn whole(name: &str, axes: [Axis; 3], threads: u32) -> Entry<'_> {
 }
 
 /// A kernel of the matvec family for so many rows and no others.
-fn vectors(name: &str, tile: Tile, groups: u32, rows: u32) -> Entry<'_> {
+fn vectors(name: &str, tile: Tile, groups: u32, rows: u32, normed: bool) -> Entry<'_> {
     Entry {
         name,
-        constants: vec![tile.outs, rows, tile.simds],
+        constants: vec![tile.outs, rows, tile.simds, u32::from(normed)],
         when: rows..=rows,
         axes: [Axis::Fixed(groups), Axis::RowsBy(rows), ONE],
         threads: 32 * tile.simds,

@@ -78,3 +78,22 @@ fn without_one_barrier_the_emulator_names_the_conflict() {
         assert!(e.is_lost() && e.to_string().contains("op "), "{missing} of {barriers}: {e}");
     }
 }
+
+/// Commands and barriers of one more decoded token.
+#[test]
+fn a_layer_takes_few_commands_and_barriers() {
+    let mut case = conformance::proof(TensorType::Q8_0);
+    let counts = |case: &Case| {
+        let device = MetalDevice::emulated(4);
+        tokens(&device, case).unwrap();
+        let journal = device.journal();
+        [journal.commands(), journal.barriers()]
+    };
+    let before = counts(&case);
+    case.steps[1].iter_mut().for_each(|s| s.max_new += 1);
+    let after = counts(&case);
+    // The layer: norm with qkv, rotation with the append, attention and its second stage, the
+    // output matrix, norm with the gated pair, the last matrix. Beside it: embedding, selection,
+    // norm, logits, and the two stages of the choice.
+    assert_eq!([after[0] - before[0], after[1] - before[1]], [7 + 6, 7 + 6]);
+}

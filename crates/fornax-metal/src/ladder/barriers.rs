@@ -1,0 +1,45 @@
+//! Every barrier in every kernel: without it, some test sees a fault.
+
+use std::panic::{UnwindSafe, catch_unwind};
+
+use fornax_msl::BarrierId;
+
+use super::{WITHOUT, attention, library, linear, rows};
+
+/// Whether a test fails without the barrier.
+fn seen(barrier: BarrierId, test: impl Fn() + UnwindSafe) -> bool {
+    WITHOUT.set(Some(barrier));
+    let failed = catch_unwind(test).is_err();
+    WITHOUT.set(None);
+    failed
+}
+
+#[test]
+fn removing_any_barrier_shows() {
+    let tests: [(&str, &str, fn()); 8] = [
+        ("rms_norm", "rms_norm", rows::norm_of_rows_shorter_and_longer_than_a_threadgroup),
+        ("matvec", "matvec_f32", linear::matvec_of_every_type),
+        ("qkv", "qkv_f32", linear::qkv_of_every_type),
+        ("gated_mlp", "gated_mlp_f32", linear::gated_mlp_of_every_type_and_activation),
+        ("matmul_small", "matmul_small_f32", linear::small_matmul_of_every_type),
+        ("matmul_tiled", "matmul_tiled_f32", linear::tiled_matmul_of_every_type),
+        ("attention_tiled", "attention_tiled_f32", attention::every_number_of_keys),
+        ("argmax_parts", "argmax_parts", rows::the_highest_logit_wins_and_ties_go_to_the_lowest_id),
+    ];
+    let mut removed = 0;
+    for (function, entry, test) in tests {
+        for (n, site) in library(entry).barriers().iter().enumerate() {
+            if site.function == function {
+                let barrier = library(entry).barrier_id(n);
+                assert!(seen(barrier, test), "nothing sees that {site:?} is gone");
+                removed += 1;
+            }
+        }
+    }
+    let all: usize = ["rms_norm", "matvec_f32", "matmul_small_f32", "norm_rope", "embed_f32"]
+        .iter()
+        .chain(&["attention_reduce", "argmax_pick"])
+        .map(|entry| library(entry).barriers().len())
+        .sum();
+    assert_eq!(removed, all, "barriers in functions that no test covers");
+}
