@@ -11,7 +11,7 @@ use super::start::{self, Started, chat_tokens, conclude, message};
 use crate::answer::{self, Answer, Listener, Request};
 use crate::devices::Opened;
 use crate::flags::high::Config;
-use crate::flags::low::Run;
+use crate::flags::low::{DeviceName, Run};
 use crate::output;
 
 /// The one object of `--json`.
@@ -110,7 +110,8 @@ impl Split {
     }
 
     /// Computes all of the prompt but its last token, whose logits the other session needs, and hands it over. Tells
-    /// when that began; `None` where there was nothing to compute.
+    /// when that began; `None` where the other session is to compute all of it: a prompt of one token, or a GPU of
+    /// `auto` that is the same one or refuses the model.
     ///
     /// # Errors
     /// When the prompt does not fit, the model cannot run there, or a device cannot hand over.
@@ -130,7 +131,18 @@ impl Split {
             return Ok(None);
         }
         let options = start::options(&self.config, &self.opened, context);
-        let mut session = started.session_on(&self.opened, &self.config, &options)?;
+        let mut session = match started.session_on(&self.opened, &self.config, &options) {
+            Ok(session) => session,
+            Err(refused) if self.config.device == DeviceName::Auto => {
+                let line = format!(
+                    "the prompt runs where the answer does instead of on the GPU: {}",
+                    start::causes(&refused)
+                );
+                output::note(&self.config, &line);
+                return Ok(None);
+            }
+            Err(refused) => return Err(refused),
+        };
         output::note(&self.config, &format!("the prompt runs on {} {}", info.kind, info.tier));
         let begun = Instant::now();
         session.prefill(first)?;
@@ -155,5 +167,27 @@ fn report(answer: &Answer, limit_percent: Option<f64>) -> Report<'_> {
             mean: steps.mean_s() * 1e3,
             max: steps.max_ms(),
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::start::tests::{refusing, started};
+    use super::*;
+
+    #[test]
+    fn a_prompt_whose_gpu_refuses_runs_with_the_answer_unless_it_was_named() {
+        for (device, refused) in [(DeviceName::Auto, false), (DeviceName::Cuda, true)] {
+            // The fallback of this one stands for a device of the answer.
+            let (auto, started) = started("auto");
+            let mut session = started.session(&auto, 16).unwrap();
+            let config = auto.on(device);
+            let split = Split { config, opened: refusing() };
+            let begun = split.prefill(&started, &mut session, &[1, 2, 3], 16);
+            assert_eq!(begun.is_err(), refused, "{device:?}");
+            if let Ok(begun) = begun {
+                assert_eq!(begun, None, "{device:?}");
+            }
+        }
     }
 }

@@ -64,6 +64,12 @@ pub(super) fn chat_tokens(model: &Model, messages: &[Value]) -> Result<Vec<u32>>
     Ok(model.encode_chat(&Value::from(messages.to_vec()), &extra)?)
 }
 
+/// Why a device refused a model, without which model and device: that is clear where it is said.
+pub(super) fn causes(refused: &anyhow::Error) -> String {
+    let causes: Vec<String> = refused.chain().skip(1).map(ToString::to_string).collect();
+    if causes.is_empty() { refused.to_string() } else { causes.join(": ") }
+}
+
 impl Started {
     /// # Errors
     /// When the model cannot be had or the device is not there.
@@ -119,10 +125,8 @@ impl Started {
             Err(refused) => refused,
         };
         let Some(fallback) = self.opened().fallback(config)? else { return Err(refused) };
-        // The causes alone: which model and device is clear.
-        let why: Vec<String> = refused.chain().skip(1).map(ToString::to_string).collect();
-        let why = if why.is_empty() { format!("{refused:#}") } else { why.join(": ") };
-        output::note(config, &format!("the CPU runs the whole model instead of the GPU: {why}"));
+        let line = format!("the CPU runs the whole model instead of the GPU: {}", causes(&refused));
+        output::note(config, &line);
         let fallback = self.instead.get_or_init(|| fallback);
         self.session_on(fallback, config, &options(config, fallback, context))
     }
@@ -263,7 +267,7 @@ pub(super) fn conclude(config: &Config, answer: &Answer, percent: Option<f64>) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::path::Path;
 
     use clap::Parser;
@@ -290,13 +294,17 @@ mod tests {
         }
     }
 
-    fn started(device: &str) -> (Config, Started) {
+    pub(in crate::cmd) fn refusing() -> Opened {
+        Opened::Gpu(Box::new(Refusing))
+    }
+
+    /// A tiny model that is to run on that GPU.
+    pub(in crate::cmd) fn started(device: &str) -> (Config, Started) {
         let cli =
             Cli::parse_from(["fornax", "list", "--quiet", "--threads", "1", "--device", device]);
         let file = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("../../testdata/models/llama3-q8_0/model.gguf");
-        let opened = Opened::Gpu(Box::new(Refusing));
-        let started = Started::new(opened, Model::open(&file).unwrap(), "model.gguf".into());
+        let started = Started::new(refusing(), Model::open(&file).unwrap(), "model.gguf".into());
         (Config::resolve(cli.shared), started)
     }
 
