@@ -450,7 +450,7 @@ mod tests {
         assert_eq!(names, ["matmul_f32", "matmul_f16"]);
         assert_eq!(done.kernels[1].function, "matmul<half>");
         let lines: Vec<u32> = done.barriers.iter().map(|b| b.line).collect();
-        assert_eq!(lines, [24, 31]);
+        assert_eq!(lines, [25, 32]);
         assert!(done.barriers.iter().all(|b| b.function == "matmul"));
     }
 }

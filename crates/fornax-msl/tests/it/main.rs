@@ -4,7 +4,6 @@
 mod demos;
 mod faults;
 mod language;
-mod lint;
 mod signature;
 
 use fornax_msl::{Buffer, Command, Dispatch, Error, Library, Options, Order, Queue, Report};

@@ -1,3 +1,4 @@
+// Values that change lanes: through threadgroup memory and by shuffles. Rows of 32 u32; a simdgroup a row.
 #include <metal_stdlib>
 using namespace metal;
 

@@ -1,3 +1,4 @@
+// One fault a kernel, for the tests of the reports. Buffers of u32 or float, sizes as each test binds them.
 #include <metal_stdlib>
 using namespace metal;
 

@@ -1,3 +1,4 @@
+// Counting with atomics: u32 values in, 16 bins and a float sum out; a thread a value.
 #include <metal_stdlib>
 using namespace metal;
 

@@ -1,3 +1,4 @@
+// Corners of the language: every result is the bits of a float or a word, written one behind the other by one thread.
 #include <metal_stdlib>
 #include <metal_simdgroup>
 using namespace metal;

@@ -1,3 +1,4 @@
+// f32 matrix product on 8 x 8 simdgroup matrices: a 32 x 32 tile a threadgroup, staged through threadgroup memory; f32 accumulators.
 #include <metal_stdlib>
 #include <metal_simdgroup_matrix>
 using namespace metal;

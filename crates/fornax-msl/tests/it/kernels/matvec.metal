@@ -1,3 +1,4 @@
+// Matrix times vector over 34-byte blocks of 32: a simdgroup a row, lanes over blocks; f32 accumulator.
 #include <metal_stdlib>
 using namespace metal;
 

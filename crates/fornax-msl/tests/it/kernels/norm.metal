@@ -1,3 +1,4 @@
+// RMS norm: a threadgroup a row, sums of squares in f32 by simdgroup, then across simdgroups through threadgroup memory.
 #include <metal_stdlib>
 using namespace metal;
 
