@@ -128,6 +128,79 @@ fn heads_must_divide_and_arrays_must_have_a_value_per_layer() {
     assert!(e.contains("attn_k"), "{e}");
 }
 
+/// A llama of zeros with one layer for each number of key/value heads.
+fn zeros(width: u32, heads: u32, kv_heads: &[u32], key: u32, value: u32) -> Gguf {
+    const FF: u64 = 8;
+    const VOCAB: u64 = 4;
+    let mut meta = Metadata::new();
+    meta.set("general.architecture", "llama");
+    let integers = [
+        ("block_count", kv_heads.len() as u32),
+        ("embedding_length", width),
+        ("attention.head_count", heads),
+        ("attention.key_length", key),
+        ("attention.value_length", value),
+        ("feed_forward_length", FF as u32),
+        ("context_length", 32),
+    ];
+    for (name, number) in integers {
+        meta.set(&format!("llama.{name}"), Value::U32(number));
+    }
+    meta.set("llama.attention.layer_norm_rms_epsilon", Value::F32(1e-5));
+    let per_layer = fornax_gguf::Array::U32(kv_heads.to_vec());
+    meta.set("llama.attention.head_count_kv", Value::Array(per_layer));
+    let w = u64::from(width);
+    let wide = |a: u32, b: u32| u64::from(a) * u64::from(b);
+    let mut tensors = vec![
+        ("token_embd.weight".to_string(), vec![w, VOCAB]),
+        ("output_norm.weight".to_string(), vec![w]),
+    ];
+    for (layer, kv) in kv_heads.iter().enumerate() {
+        let of_layer = [
+            ("attn_norm", vec![w]),
+            ("attn_q", vec![w, wide(heads, key)]),
+            ("attn_k", vec![w, wide(*kv, key)]),
+            ("attn_v", vec![w, wide(*kv, value)]),
+            ("attn_output", vec![(heads.wrapping_mul(value)).max(1).into(), w]),
+            ("ffn_norm", vec![w]),
+            ("ffn_gate", vec![w, FF]),
+            ("ffn_up", vec![w, FF]),
+            ("ffn_down", vec![FF, w]),
+        ];
+        tensors.extend(of_layer.map(|(n, dims)| (format!("blk.{layer}.{n}.weight"), dims)));
+    }
+    let mut writer = GgufWriter::new(&meta).unwrap();
+    for (name, dims) in &tensors {
+        writer.tensor(name, fornax_gguf::TensorType::F32, dims).unwrap();
+    }
+    let mut data = writer.begin(Vec::new()).unwrap();
+    for (_, dims) in &tensors {
+        data.write(&vec![0; 4 * dims.iter().product::<u64>() as usize]).unwrap();
+    }
+    Gguf::from_bytes(data.finish().unwrap()).unwrap()
+}
+
+#[test]
+fn more_kinds_of_cache_than_a_step_lists_are_refused() {
+    let session = |kinds: u32| {
+        let kv_heads: Vec<u32> = (0..kinds).map(|i| 1 << i).collect();
+        let plan = arch::plan(&zeros(4, 1 << 9, &kv_heads, 2, 2)).unwrap();
+        let options = fornax_engine::SessionOptions::default();
+        fornax_engine::Session::new(&ReferenceDevice::default(), &plan, &options)
+    };
+    session(8).unwrap();
+    let e = session(9).unwrap_err();
+    assert!(e.is_unsupported(), "{e}");
+    assert!(e.to_string().contains("9 kinds of key/value cache"), "{e}");
+}
+
+#[test]
+fn heads_whose_values_are_too_wide_together_are_an_error() {
+    // 2^19 heads of 2^13 elements wrap 32 bits to 0.
+    let e = load(&zeros(1, 1 << 19, &[1], 2, 1 << 13)).unwrap_err();
+    assert!(e.contains("524288 heads of width 8192 are too wide"), "{e}");
+}
+
 #[test]
 fn unknown_architectures_are_named_with_the_known() {
     let gguf = open("llama3-q8_0");

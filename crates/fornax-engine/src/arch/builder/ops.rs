@@ -113,10 +113,11 @@ impl<'a> Builder<'a> {
                 ))
             })
         };
-        let (qw, kw, vw) = (
+        let (qw, kw, vw, ow) = (
             width_of(self.heads, dim)?,
             width_of(kv_heads, dim)?,
             width_of(kv_heads, self.v_width)?,
+            width_of(self.heads, self.v_width)?,
         );
         let cols = self.plan.width(x);
         let wq = self.linear("attn_q", qw, cols)?;
@@ -130,7 +131,7 @@ impl<'a> Builder<'a> {
         let kv = self.cache(a.window);
         self.plan.push(Op::KvWrite { k, v, kv });
         let sinks = if a.sinks { Some(self.vector("attn_sinks", self.heads)?) } else { None };
-        let out = self.plan.value("attn", self.heads * self.v_width);
+        let out = self.plan.value("attn", ow);
         let Attention { scale, softcap, .. } = *a;
         self.plan.push(Op::Attention { q, kv, heads: self.heads, scale, softcap, sinks, out });
         Ok(out)
@@ -226,7 +227,12 @@ impl<'a> Builder<'a> {
     pub(in crate::arch) fn short_conv(&mut self, x: ValueId, taps: u32) -> Result<ValueId> {
         let width = self.plan.width(x) / 3;
         let kernel = self.weight("shortconv.conv.weight", width, taps, 1)?;
-        let state = self.plan.state(&self.tensor_name("conv"), (taps - 1) * width);
+        let len = (taps - 1).checked_mul(width).ok_or_else(|| {
+            Error::malformed(format!(
+                "loading the model: a convolution of {taps} taps over {width} channels is too large"
+            ))
+        })?;
+        let state = self.plan.state(&self.tensor_name("conv"), len);
         let out = self.plan.value("conv", width);
         self.plan.push(Op::ShortConv { x, kernel, state, out });
         Ok(out)
