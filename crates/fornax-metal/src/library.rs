@@ -48,7 +48,7 @@ pub(crate) static FAMILIES: &[Family] = &[
     Family {
         name: "matvec",
         sources: &[BLOCKS, source!("matvec")],
-        plain: &[],
+        plain: &["activate"],
         weights: &["matvec", "qkv", "gated_mlp"],
         kv: &[],
     },

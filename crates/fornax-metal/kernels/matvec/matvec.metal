@@ -195,6 +195,15 @@ kernel void gated_mlp(device const uchar *gate [[buffer(0)]], device const uchar
     }
 }
 
+// The same for many rows, whose products are made before: in place, a thread an element, rows along y.
+kernel void activate(device const float *up [[buffer(0)]], device float *gate [[buffer(1)]],
+                     constant GatedArgs &args [[buffer(2)]], uint2 at [[thread_position_in_grid]]) {
+    if (at.x < args.outs) {
+        const ulong i = ulong(at.y) * args.outs + at.x;
+        gate[i] = activated(gate[i], up[i], args);
+    }
+}
+
 KERNEL("matvec_f32", matvec<F32>)
 KERNEL("matvec_f16", matvec<F16>)
 KERNEL("matvec_bf16", matvec<BF16>)

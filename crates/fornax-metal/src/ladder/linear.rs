@@ -282,6 +282,19 @@ pub(super) fn gated_mlp_of_every_type_and_activation() {
 }
 
 #[test]
+fn activations_of_many_rows() {
+    let (gate, up) = (noise(1, 64 * 300), noise(2, 64 * 300));
+    for act in 0..3 {
+        let out = super::floats(&gate);
+        let args = [64, 300, 300, 0, act, 1.702f32.to_bits(), 0.5f32.to_bits(), 0];
+        Run::new("activate", &[], [2, 64, 1], [256, 1, 1]).floats(&up).buffer(&out).go(&args);
+        let one = |(g, u): (&f32, &f32)| activated(act, f64::from(*g), f64::from(*u));
+        let want: Vec<f64> = gate.iter().zip(&up).map(one).collect();
+        close("activations", &read_floats(&out, want.len()), &want, 1e-5);
+    }
+}
+
+#[test]
 fn embedding_of_every_type() {
     for ty in WEIGHT_TYPES {
         for cols in columns(*ty) {

@@ -22,6 +22,7 @@ fn constants_are_as_long_as_the_kernels_structures() {
         ("matmul_tiled_f16", size_of::<MatmulArgs>()),
         ("qkv_f32", size_of::<QkvArgs>()),
         ("gated_mlp_f32", size_of::<GatedArgs>()),
+        ("activate", size_of::<GatedArgs>()),
         ("norm_rope", size_of::<RopeArgs>()),
         ("kv_write_f32", size_of::<KvWriteArgs>()),
         ("rope_write_f16", size_of::<RopeWriteArgs>()),

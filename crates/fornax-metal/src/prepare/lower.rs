@@ -119,6 +119,7 @@ impl Builder<'_> {
             }
             Op::RmsNorm { .. } => self.lower_norm(at, op, ANY),
             Op::MatMul { x, linear, residual, out } => {
+                let out = self.value(out, Write);
                 self.product(at, ANY, x, linear, residual, out, (1.0, None))
             }
             Op::Qkv { .. } | Op::GatedMlp { .. } => self.lower_reader(at, op, None),
@@ -142,7 +143,8 @@ impl Builder<'_> {
                 self.dispatch(at, e, Extent::Wanted, args, constants)
             }
             Op::Logits { x, linear, scale, softcap, out } => {
-                self.product(at, ANY, x, linear, None, out, (scale, softcap))?;
+                let to = self.value(out, Write);
+                self.product(at, ANY, x, linear, None, to, (scale, softcap))?;
                 self.lower_copy(at, out, Place::Logits)
             }
             Op::Sample { logits } => self.lower_choice(at, logits),
@@ -192,7 +194,7 @@ impl Builder<'_> {
         x: ValueId,
         linear: Linear,
         residual: Option<ValueId>,
-        out: ValueId,
+        out: Arg,
         (scale, softcap): (f32, Option<f32>),
     ) -> Result<()> {
         let w = &self.plan.weights[linear.weight.ix()];
@@ -202,7 +204,7 @@ impl Builder<'_> {
             self.value(x, Read),
             self.optional(linear.bias),
             residual.and_then(|r| self.value(r, Read)),
-            self.value(out, Write),
+            out,
         ];
         let constants = MatmulArgs {
             rows: 0,
@@ -263,6 +265,7 @@ impl Builder<'_> {
         }
         let when = if one { MATVEC_ROWS + 1..=u32::MAX } else { ANY };
         for (linear, out) in [(q, q_out), (k, k_out), (v, v_out)] {
+            let out = self.value(out, Write);
             self.product(at, when.clone(), x, linear, None, out, (1.0, None))?;
         }
         Ok(())
@@ -304,10 +307,16 @@ impl Builder<'_> {
             let e = vectors(&name, tile, groups, rows, norm.is_some());
             self.dispatch(at, e, extent, args(self, norm), constants.words())?;
         }
-        // More rows go in tiles of as many, normed before.
-        let e = vectors(&name, tile, groups, MATVEC_ROWS, false);
-        let e = Entry { when: MATVEC_ROWS + 1..=u32::MAX, ..e };
-        self.dispatch(at, e, extent, args(self, None), constants.words())
+        // More rows are multiplied as matrices, normed before.
+        let many = MATVEC_ROWS + 1..=u32::MAX;
+        let up_out = self.stage("gated inner rows", self.rows_max * outs as usize)?;
+        let up_out = Place::Value(up_out, outs as usize);
+        let out = self.value(out, Write);
+        self.product(at, many.clone(), x, gate, None, out.clone(), (1.0, None))?;
+        let to = Some((up_out.clone(), Write));
+        self.product(at, many.clone(), x, up, None, to, (1.0, None))?;
+        let e = Entry { when: many, ..whole("activate", elements(outs), 256) };
+        self.dispatch(at, e, extent, vec![Some((up_out, Read)), out], constants.words())
     }
 
     fn lower_rope(
