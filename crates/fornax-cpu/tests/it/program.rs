@@ -115,6 +115,37 @@ fn a_copied_block_is_read_like_its_original() {
 }
 
 #[test]
+fn longer_blocks_hold_copy_and_grow_the_same_tokens() {
+    let plan = proof_plan(TensorType::Q8_0);
+    let cpu = device(Isa::best(), 2);
+    let mut small = cpu.prepare(&plan, &limits(KvType::F16)).unwrap();
+    let few = Limits { kv_blocks: 3, ..limits(KvType::F16) };
+    let mut long = cpu.with_kv_block(33).prepare(&plan, &few).unwrap();
+    assert_eq!(long.memory().kv, small.memory().kv / 60 * 6);
+    let [a, b, c, d] = [1, 0, 2, 3].map(BlockId);
+    let expected = decode(small.as_mut(), (0, Some(5)), &table(0), 0, 90, 1);
+    assert_eq!(decode(long.as_mut(), (0, Some(5)), &[a, b], 0, 90, 1), expected);
+    let read = |program: &mut dyn Program, table: &[BlockId]| {
+        let mut out = Vec::new();
+        program.command(Cmd::ReadKv { group: 0, table, tokens: 0..90, out: &mut out }).unwrap();
+        out
+    };
+    let data = read(small.as_mut(), &table(0));
+    assert_eq!(read(long.as_mut(), &[a, b]), data);
+    for to in [d, BlockId(u32::MAX)] {
+        let refused = long.command(Cmd::CopyBlock { group: 0, from: a, to });
+        assert!(refused.unwrap_err().is_malformed());
+    }
+    long.grow_kv(1).unwrap();
+    for (from, to) in [(a, c), (b, d)] {
+        long.command(Cmd::CopyBlock { group: 0, from, to }).unwrap();
+    }
+    assert_eq!(read(long.as_mut(), &[c, d]), data);
+    let original = decode(long.as_mut(), (0, Some(7)), &[a, b], 90, 20, 5);
+    assert_eq!(decode(long.as_mut(), (1, Some(7)), &[c, d], 90, 20, 5), original);
+}
+
+#[test]
 fn growth_moves_nothing_and_chains_equal_single_tokens() {
     let plan = proof_plan(TensorType::Q8_0);
     let mut program = device(Isa::best(), 2).prepare(&plan, &limits(KvType::F16)).unwrap();
