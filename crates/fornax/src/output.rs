@@ -71,18 +71,27 @@ fn say(line: &str) {
     let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
+/// More than any context holds; a pipe without an end must not take all memory.
+const STDIN_BYTES_MAX: u64 = 256 << 20;
+
 /// All of stdin.
 ///
 /// # Errors
-/// When stdin is a terminal (`what` names what was left out) or cannot be read.
+/// When stdin is a terminal (`what` names what was left out), cannot be read, or does not end in time.
 pub(crate) fn stdin_bytes(what: &str) -> Result<Vec<u8>> {
-    let mut input = io::stdin().lock();
+    let input = io::stdin().lock();
     if input.is_terminal() {
         let advice = format!("no {what} was given: put it on the command line or pipe it in");
         return Err(crate::cmd::Usage(advice).into());
     }
     let mut bytes = Vec::new();
+    let mut input = io::Read::take(input, STDIN_BYTES_MAX + 1);
     io::Read::read_to_end(&mut input, &mut bytes).context("could not read standard input")?;
+    if bytes.len() as u64 > STDIN_BYTES_MAX {
+        anyhow::bail!(
+            "standard input has more than {STDIN_BYTES_MAX} bytes, the most that is read"
+        );
+    }
     Ok(bytes)
 }
 

@@ -78,10 +78,20 @@ fn usage(error: &anyhow::Error) -> anyhow::Error {
     Usage(format!("{error:#}")).into()
 }
 
-/// Writes beside `path` and renames, so that a failure leaves no half a file.
+/// Writes beside `path` and renames, so that a failure leaves no half a file. The name beside it is this
+/// process's own: another that writes the same file, or a part that is being read, is not touched.
+///
+/// # Errors
+/// Where something other than a plain file is there: a rename would put a file in a device's place.
 fn whole_file(path: &Path, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+    if path.file_name().is_none() {
+        anyhow::bail!("{path:?} is no name for a file");
+    }
+    if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
+        anyhow::bail!("there is something that is no plain file; name another");
+    }
     let mut part = OsString::from(path);
-    part.push(".part");
+    part.push(format!(".{}.part", std::process::id()));
     let part = PathBuf::from(part);
     let written = write(&part).and_then(|()| Ok(fs::rename(&part, path)?));
     written.inspect_err(|_| drop(fs::remove_file(&part)))

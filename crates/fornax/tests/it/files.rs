@@ -145,3 +145,30 @@ fn a_disk_that_cannot_be_written_leaves_nothing() {
     let ran = ran_with(fornax(&home).args(["synth", "smollm2-135m:q4_0"]).arg(&out), b"").fails(1);
     assert!(ran.stderr.contains("o.gguf"), "{}", ran.stderr);
 }
+
+#[test]
+fn what_is_no_plain_file_is_not_replaced_and_a_part_is_not_touched() {
+    let home = Folder::new();
+    let folder = home.join("folder.gguf");
+    fs::create_dir(&folder).unwrap();
+    let quantize = |from: &PathBuf, to: &PathBuf| {
+        ran(fornax(&home).arg("quantize").args([from, to]).arg("q8_0"))
+    };
+    let told = quantize(&model("llama3"), &folder).fails(1).stderr;
+    assert!(told.contains("folder.gguf") && told.contains("no plain file"), "{told}");
+    #[cfg(unix)]
+    {
+        let socket = home.join("socket");
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let told = quantize(&model("llama3"), &socket).fails(1).stderr;
+        assert!(told.contains("no plain file"), "{told}");
+        use std::os::unix::fs::FileTypeExt;
+        assert!(fs::metadata(&socket).unwrap().file_type().is_socket());
+    }
+    // The file that is read may have the name that a file being written would have.
+    let (part, whole) = (home.join("m.gguf.part"), home.join("m.gguf"));
+    fs::copy(model("llama3"), &part).unwrap();
+    quantize(&part, &whole).ok();
+    assert_eq!(fs::read(&part).unwrap(), fs::read(model("llama3")).unwrap());
+    assert!(Gguf::open(&whole).is_ok());
+}
