@@ -80,3 +80,25 @@ fn doubling() {
         ));
     }
 }
+
+/// Adding a list to itself copies nothing, so that few steps make one of any length.
+fn doubled(times: u32, end: &str) -> String {
+    format!(
+        "{{% set ns = namespace(x=[1]) %}}{{% for i in range({times}) %}}{{% set ns.x = ns.x + ns.x %}}\
+         {{% endfor %}}{end}"
+    )
+}
+
+#[test]
+fn lists_that_are_long_only_when_written() {
+    for end in ["{{ ns.x }}", "{{ ns.x|tojson }}", "{{ [[ns.x]]|tojson }}", "{{ ns.x|trim }}"] {
+        refused(&doubled(30, end));
+    }
+}
+
+#[test]
+fn opening_renders_nothing() {
+    let start = Instant::now();
+    ChatTemplate::new(&doubled(60, ""), "", "").expect("it parses");
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+}

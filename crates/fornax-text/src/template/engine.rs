@@ -66,7 +66,10 @@ impl Engine {
             match json::float_of(value) {
                 // Floats print as Python prints them.
                 Some(float) => escape_formatter(out, state, &json::python_float(float).into()),
-                None => escape_formatter(out, state, value),
+                None => {
+                    check_printed(value)?;
+                    escape_formatter(out, state, value)
+                }
             }
         });
         environment.add_filter("tojson", tojson);
@@ -186,11 +189,41 @@ fn default(
     Ok(if value.is_undefined() || boolean && !value.is_true() { other } else { value.clone() })
 }
 
+/// Items of a value that is printed, those inside it included: lists can be added to themselves for
+/// nothing, and printing, once begun, looks at every item.
+const PRINTED_MAX: usize = 1 << 20;
+/// Nesting of a value that is printed; what lies deeper counts as one item.
+const PRINTED_DEPTH: usize = 64;
+
+fn check_printed(value: &Value) -> Result<(), minijinja::Error> {
+    fn count(value: &Value, left: &mut usize, depth: usize) -> Option<()> {
+        *left = left.checked_sub(1)?;
+        let looks = matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable | ValueKind::Map);
+        // What has no length may be a stream that is there only once.
+        let (true, Some(len)) = (looks && depth < PRINTED_DEPTH, value.len()) else {
+            return Some(());
+        };
+        if len > *left {
+            return None;
+        }
+        let Ok(mut items) = value.try_iter() else { return Some(()) };
+        items.try_for_each(|item| match value.kind() {
+            ValueKind::Map => count(&value.get_item(&item).unwrap_or_default(), left, depth + 1),
+            _ => count(&item, left, depth + 1),
+        })
+    }
+    let mut left = PRINTED_MAX;
+    count(value, &mut left, 0).ok_or_else(|| {
+        minijinja::Error::new(ErrorKind::InvalidOperation, "the value is too large to print")
+    })
+}
+
 /// `trim(value, chars=None)`
 #[expect(clippy::needless_pass_by_value, reason = "the form that minijinja calls filters in")]
 fn trim(value: &Value, chars: Option<String>, named: Kwargs) -> Result<String, minijinja::Error> {
     let chars = chars.or(named.get("chars")?);
     named.assert_all_used()?;
+    check_printed(value)?;
     let text = value.to_string();
     Ok(match chars {
         None => text.trim().to_owned(),

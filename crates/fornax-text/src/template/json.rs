@@ -21,8 +21,13 @@ pub(super) struct Style {
 /// Nesting that is written; deeper values would exhaust the stack.
 const DEPTH_MAX: usize = 128;
 
+/// Items of one list and bytes of the whole that are written: lists can be added to themselves for
+/// nothing, and only writing them takes the memory.
+const ITEMS_MAX: usize = 1 << 20;
+const BYTES_MAX: usize = 64 << 20;
+
 /// # Errors
-/// For values that JSON cannot express, undefined ones among them.
+/// For values that JSON cannot express, undefined ones among them, and for those too large to write.
 pub(super) fn dumps(value: &Value, style: &Style) -> Result<String, Error> {
     let mut out = String::new();
     write(value, style, 0, &mut out)?;
@@ -42,6 +47,10 @@ fn write(value: &Value, style: &Style, depth: usize, out: &mut String) -> Result
     if depth > DEPTH_MAX {
         return Err(Error::new(ErrorKind::BadSerialization, "tojson: nested too deeply"));
     }
+    let too_large = || Error::new(ErrorKind::BadSerialization, "tojson: the value is too large");
+    if out.len() > BYTES_MAX {
+        return Err(too_large());
+    }
     match value.kind() {
         ValueKind::None => out.push_str("null"),
         ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
@@ -51,7 +60,10 @@ fn write(value: &Value, style: &Style, depth: usize, out: &mut String) -> Result
         },
         ValueKind::String => quote(value.as_str().unwrap_or_default(), style, out),
         ValueKind::Seq | ValueKind::Iterable => {
-            let items: Vec<Value> = value.try_iter()?.collect();
+            let items: Vec<Value> = value.try_iter()?.take(ITEMS_MAX + 1).collect();
+            if items.len() > ITEMS_MAX {
+                return Err(too_large());
+            }
             list(out, style, depth, ('[', ']'), &items, |item, out| {
                 write(item, style, depth + 1, out)
             })?;

@@ -9,6 +9,8 @@ mod messages;
 mod pystr;
 mod source;
 
+use std::sync::OnceLock;
+
 use serde_json::{Map, Value};
 
 use crate::{EncodeOptions, Error, Tokenizer};
@@ -23,8 +25,9 @@ pub struct ChatTemplate {
     source: String,
     bos: String,
     eos: String,
-    /// Whether the template reads contents that are lists of parts.
-    takes_parts: bool,
+    /// Whether the template reads contents that are lists of parts; found out at the first chat, so
+    /// that a file whose template runs for ever can be opened for everything else.
+    takes_parts: OnceLock<bool>,
 }
 
 /// A rendered chat, and where in it control tokens must not be read.
@@ -48,15 +51,13 @@ impl ChatTemplate {
     /// # Errors
     /// `is_template` if the source is not Jinja; the message names the line.
     pub fn new(source: &str, bos: &str, eos: &str) -> Result<ChatTemplate, Error> {
-        let mut template = ChatTemplate {
+        Ok(ChatTemplate {
             engine: Engine::new(source)?,
             source: source.to_owned(),
             bos: bos.to_owned(),
             eos: eos.to_owned(),
-            takes_parts: true,
-        };
-        template.takes_parts = template.probe_parts();
-        Ok(template)
+            takes_parts: OnceLock::new(),
+        })
     }
 
     /// The source as the model file has it.
@@ -81,7 +82,7 @@ impl ChatTemplate {
     /// `is_raised` if the template refuses the messages, `is_template` if rendering fails, `is_malformed`
     /// if `messages` or `extra` are not what they should be.
     pub fn render(&self, messages: &Value, extra: &Value) -> Result<String, Error> {
-        let messages = messages::prepare(messages, self.takes_parts)?;
+        let messages = messages::prepare(messages, self.takes_parts())?;
         self.render_prepared(messages, extra_object(extra)?, None)
     }
 
@@ -100,7 +101,7 @@ impl ChatTemplate {
         messages: &Value,
         extra: &Value,
     ) -> Result<Prompt, Error> {
-        let messages = messages::prepare(messages, self.takes_parts)?;
+        let messages = messages::prepare(messages, self.takes_parts())?;
         let extra = extra_object(extra)?;
         if !self.source.contains("</think>") {
             return self.defused(tokenizer, messages, extra);
@@ -169,6 +170,10 @@ impl ChatTemplate {
         variables.insert("eos_token".into(), self.eos.clone().into());
         variables.extend(extra);
         self.engine.render(variables, mark)
+    }
+
+    fn takes_parts(&self) -> bool {
+        *self.takes_parts.get_or_init(|| self.probe_parts())
     }
 
     /// Tries a message with one part: a template that does not know parts prints the list, or fails.
