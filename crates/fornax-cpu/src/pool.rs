@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 
 use crate::topology;
 
+/// More threads than any machine runs; a number far beyond is a slip and would take memory first.
+const THREADS_MAX: usize = 4096;
 /// Pauses before a waiting thread starts to yield.
 const SPINS: u32 = 2000;
 /// The same where there are more threads than cores: the thread waited for needs this core.
@@ -91,6 +93,10 @@ impl Pool {
     /// caller of [`Pool::run`] is thread 0 and is never pinned: it is not ours.
     pub(crate) fn new(threads: usize, cpus: &[usize]) -> std::io::Result<Pool> {
         let threads = threads.max(1);
+        if threads > THREADS_MAX {
+            let told = format!("expected at most {THREADS_MAX}");
+            return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, told));
+        }
         let crowded = threads > topology::usable_threads();
         let shared = Arc::new(Shared {
             threads: threads as u32,
@@ -285,6 +291,14 @@ fn next_region(s: &Shared, seen: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn absurd_numbers_of_threads_are_refused() {
+        for threads in [THREADS_MAX + 1, 1 << 31, 1 << 32, usize::MAX] {
+            let e = Pool::new(threads, &[]).err().expect("refused");
+            assert!(e.to_string().contains("at most 4096"), "{e}");
+        }
+    }
 
     #[test]
     fn every_item_runs_once_and_barriers_order_phases() {

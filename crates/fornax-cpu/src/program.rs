@@ -222,11 +222,12 @@ fn parts(plan: &Plan, kv_blocks: u32, threads: usize) -> Result<Parts> {
             let g = &plan.kv[kv.group as usize];
             let rows = (2 * threads - 1) / g.heads as usize;
             let len = part_len(g.v_width.next_multiple_of(16) as usize);
-            most = most.max(rows * *heads as usize * splits * len);
+            let each = (rows * *heads as usize).saturating_mul(splits * len);
+            most = most.max(each);
         }
     }
     let most = if threads > 1 { most } else { 0 };
-    Ok(Parts { memory: Memory::zeroed(4 * most, "parts of attention")?, splits })
+    Ok(Parts { memory: Memory::zeroed(most.saturating_mul(4), "parts of attention")?, splits })
 }
 
 /// The 8-bit rows that all threads share.
