@@ -3,7 +3,9 @@
 // Layout: q rows x heads x k_width and out rows x heads x v_width floats; pools, rows and tables as in rope.metal; partials
 // rows x heads x splits x (2 + v_width) floats: largest score, sum, unscaled mix.
 // Heads are at most 256 wide: a lane holds every 32nd element, K_EACH of a key and V_EACH of a value.
-// Softmax is online: no score is kept, and there is no limit on the keys. All sums are in float.
+// Threads: said at each kernel; a lane of a simdgroup always holds the same elements of a head.
+// Bytes: decode reads each K and V element once for up to eight query heads of its key head; prefill once for eight rows of
+// one query head. Softmax is online: no score is kept, and there is no limit on the keys. Accumulates in float.
 #include <metal_stdlib>
 #include <metal_simdgroup>
 using namespace metal;

@@ -3,6 +3,7 @@
 // Layout: logits wanted x vocab floats; parts wanted x PARTS x 4 words (value, id or none, sum of exp(logit - value), spare).
 // Threads: first a threadgroup of 256 for each part of a row; then a simdgroup a row, a lane every 32nd part.
 // Bytes: every logit twice (the second time from the cache). Ties go to the lowest id, NaN and -inf are never chosen.
+// Accumulates the sum of exponentials in float.
 #include <metal_stdlib>
 #include <metal_simdgroup>
 using namespace metal;

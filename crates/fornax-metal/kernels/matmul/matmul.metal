@@ -1,6 +1,7 @@
 // Matrices times five rows and more, on simdgroup matrices with float fragments.
 //
 // Layout: as matvec: matrix outs x cols of blocks, x rows x cols floats, out rows x outs floats.
+// Threads: four simdgroups a threadgroup; which part is whose is said at each kernel. Outputs along x, rows along y.
 // Bytes: every weight once for a tile of rows (16 or 32); x once for a tile of outputs (8 or 64). Accumulates in float.
 struct MatmulArgs {
     uint rows, cols, outs, bias, residual;

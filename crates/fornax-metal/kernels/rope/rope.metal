@@ -3,7 +3,7 @@
 // Layout: q, k, v rows x (heads x dim) floats; a pool is [block][token][kv head x width] of one layer, keys and values apart;
 // rows 8 words each: token, position, sequence, slot, tokens left, ...; tables a sequence's blocks, `stride` apart.
 // Threads: a simdgroup a head of a row, four heads a threadgroup; heads along x, rows along y. A lane every 32nd pair.
-// Bytes: with a norm an element is read twice (the second time from the cache), else once. The sum of squares is in float.
+// Bytes: with a norm an element is read twice (the second time from the cache), else once. Accumulates in float.
 #include <metal_stdlib>
 #include <metal_simdgroup>
 using namespace metal;

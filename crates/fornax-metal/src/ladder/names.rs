@@ -53,3 +53,16 @@ fn entries_are_those_of_the_sources() {
     }
     assert_eq!(family_of("matvec_q2_k"), None);
 }
+
+/// What the head of each source says of its kernels.
+#[test]
+fn heads_say_layout_threads_bytes_and_accumulator() {
+    for family in FAMILIES {
+        let (name, text) = family.sources.last().expect("a source");
+        let lines = text.lines().take_while(|l| l.starts_with("//"));
+        let head: String = lines.flat_map(|l| [l, "\n"]).collect();
+        for said in ["Layout: ", "Threads: ", "Bytes: ", "ccumulate"] {
+            assert!(head.contains(said), "{name} does not say: {said}");
+        }
+    }
+}
