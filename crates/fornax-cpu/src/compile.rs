@@ -201,7 +201,8 @@ fn key(w: &WeightRef) -> Key {
 }
 
 impl Weights {
-    /// Packs every matrix of the plan and lets the map's pages of what was copied go.
+    /// Packs every matrix of the plan and lets the map's pages of what was copied go, those at the
+    /// borders of its pieces too.
     pub(crate) fn pack(plan: &Plan, threads: usize) -> Result<Weights> {
         let mut all = Weights::default();
         for op in &plan.ops {

@@ -186,21 +186,25 @@ impl Matrix {
         Ok(matrix)
     }
 
-    /// Fills the tiles from the file, a few at a time to whichever thread is free.
+    /// Fills the tiles from the file, a piece at a time to whichever thread is free, and lets the
+    /// file's pages of every piece go, so that no matrix is resident twice as a whole.
     fn fill(&self, threads: usize) {
+        const PIECE_BYTES: usize = 1 << 20;
         let tiles = self.tiles() * self.experts();
+        let take = (PIECE_BYTES / (TILE * self.source.row_bytes()).max(1)).clamp(1, 4096);
         let next = AtomicUsize::new(0);
         let work = || {
-            const TAKE: usize = 8;
             loop {
-                let from = next.fetch_add(TAKE, Ordering::Relaxed);
+                let from = next.fetch_add(take, Ordering::Relaxed);
                 if from >= tiles {
                     break;
                 }
-                for tile in from..(from + TAKE).min(tiles) {
+                let to = (from + take).min(tiles);
+                for tile in from..to {
                     // SAFETY: every tile is taken once, by one thread.
                     unsafe { self.fill_tile(tile / self.tiles(), tile % self.tiles()) };
                 }
+                self.source.data.release(self.source_bytes(from)..self.source_bytes(to));
             }
         };
         std::thread::scope(|scope| {
@@ -209,6 +213,13 @@ impl Matrix {
             }
             work();
         });
+    }
+
+    /// Where in its map the rows of a tile begin, tiles counted over all experts.
+    fn source_bytes(&self, tile: usize) -> usize {
+        let w = &self.source;
+        let within = (tile % self.tiles() * TILE).min(self.rows());
+        w.offset + (tile / self.tiles() * self.rows() + within) * w.row_bytes()
     }
 
     /// # Safety

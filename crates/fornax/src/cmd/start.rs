@@ -30,6 +30,9 @@ pub(super) struct Started {
     opened: Opened,
     /// What computes instead, once `opened` refused the model.
     instead: OnceCell<Opened>,
+    /// What memory could give at most, by whether `instead` computes; measured before a session
+    /// takes its memory, so that the buffer and the weights are never there together.
+    limits: [OnceCell<Option<ReadRate>>; 2],
 }
 
 /// What a session on a device is made for, as the flags say.
@@ -86,7 +89,7 @@ impl Started {
     }
 
     pub(super) fn new(opened: Opened, model: Model, name: String) -> Started {
-        Started { name, model, opened, instead: OnceCell::new() }
+        Started { name, model, opened, instead: OnceCell::new(), limits: Default::default() }
     }
 
     /// What computes; settled when the first session is made.
@@ -120,6 +123,7 @@ impl Started {
     /// When the device cannot run the model or has no room.
     pub(super) fn session(&self, config: &Config, context: usize) -> Result<Session> {
         let wanted = options(config, self.opened(), context);
+        self.limit()?;
         let refused = match self.session_on(self.opened(), config, &wanted) {
             Ok(session) => return Ok(session),
             Err(refused) => refused,
@@ -128,6 +132,7 @@ impl Started {
         let line = format!("the CPU runs the whole model instead of the GPU: {}", causes(&refused));
         output::note(config, &line);
         let fallback = self.instead.get_or_init(|| fallback);
+        self.limit()?;
         self.session_on(fallback, config, &options(config, fallback, context))
     }
 
@@ -153,11 +158,20 @@ impl Started {
     /// # Errors
     /// When there is no memory to measure with.
     pub(super) fn announce(&self, config: &Config) -> Result<Option<ReadRate>> {
-        let limit = self.opened().read_rate(self.bytes())?;
+        let limit = self.limit()?;
         if config.volume >= Volume::Normal {
             output::note(config, &self.line(limit));
         }
         Ok(limit)
+    }
+
+    fn limit(&self) -> Result<Option<ReadRate>> {
+        let cell = &self.limits[usize::from(self.instead.get().is_some())];
+        if let Some(known) = cell.get() {
+            return Ok(*known);
+        }
+        let measured = self.opened().read_rate(self.bytes())?;
+        Ok(*cell.get_or_init(|| measured))
     }
 
     fn line(&self, limit: Option<ReadRate>) -> String {
