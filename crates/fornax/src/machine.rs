@@ -32,13 +32,12 @@ pub(crate) fn cores() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 mod tests {
     use std::hint::black_box;
 
     use super::*;
 
-    #[cfg(target_os = "linux")]
     #[test]
     fn the_peak_covers_what_was_touched() {
         let before = peak_bytes().unwrap();

@@ -55,6 +55,13 @@ fn ops(device: &dyn Device) -> Result<usize> {
     let mut kinds: Vec<(String, usize, f32)> = Vec::new();
     for case in conformance::cases() {
         let kind = case.name.split('/').next().unwrap_or(&case.name).to_owned();
+        // A refusal by name, at load, is how a device says what it lacks; it is told, and is no failure.
+        let limits = conformance::limits_for(&case, device);
+        if let Some(refused) = device.supports(&case.plan, &limits).first() {
+            let line = format!("  refused {}: {}: {}\n", case.name, refused.what, refused.why);
+            output::product(line.as_bytes())?;
+            continue;
+        }
         let worst = match conformance::check(device, &case) {
             Ok(worst) => worst,
             Err(what) => {

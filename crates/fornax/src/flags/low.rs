@@ -20,7 +20,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Shared options")]
 pub(crate) struct Shared {
-    /// Where to compute; auto is a CUDA GPU if it can run the model, else the CPU
+    /// Where to compute; auto is the CPU; what cuda refuses, the CPU runs
     #[arg(long, value_enum, default_value = "auto", global = true, value_name = "DEVICE")]
     pub(crate) device: DeviceName,
     /// CPU threads [default: one for each physical core]
