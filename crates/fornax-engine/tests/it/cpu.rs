@@ -132,18 +132,18 @@ fn the_expected_logits_are_no_farther_than_from_llama_cpp() {
     let (mut failures, mut ours, mut theirs) = (Vec::new(), 0.0, 0.0);
     for name in models() {
         let f = Fixture::load(&name);
-        let (mut max, mut sum, mut rows) = (0.0f32, 0.0, 0);
+        let (mut max, mut sum) = (0.0f32, 0.0);
         for prompt in &f.prompts {
             let (far, mean) = distance(&run(&device(Isa::best(), 2), &f, prompt), prompt);
             max = max.max(far);
-            sum += mean * prompt.positions.len() as f64;
-            rows += prompt.positions.len();
+            sum += mean;
         }
-        let mean = sum / rows as f64;
+        // The mean of the prompts' means, as llama.cpp's was taken.
+        let mean = sum / f.prompts.len() as f64;
         let (peer_max, peer_mean) = peer[&name];
         ours += mean;
         theirs += peer_mean.max(1e-6);
-        if max > (SPREAD * peer_max).max(FLOAT) || mean > (1.25 * peer_mean).max(f64::from(FLOAT)) {
+        if max > (SPREAD * peer_max).max(FLOAT) || mean > (1.1 * peer_mean).max(f64::from(FLOAT)) {
             failures.push(format!(
                 "{name}: max {max:.2e} mean {mean:.2e}, llama.cpp {peer_max:.2e} {peer_mean:.2e}"
             ));
