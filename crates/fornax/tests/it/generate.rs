@@ -298,6 +298,27 @@ fn a_seed_decides_the_answer() {
 }
 
 #[test]
+fn locale_and_terminal_change_no_byte_of_the_answer() {
+    let home = Folder::new();
+    let with = |name: &str, value: &str| {
+        let mut command = fornax(&home);
+        command.env(name, value).args(["run", "--raw", "--temp", "0.7", "--seed", "4", "-n", "12"]);
+        ran(command.args(["ı İ ß 3.5", "-m"]).arg(model("llama3-q8_0"))).ok().stdout
+    };
+    let plain = with("LC_ALL", "C");
+    assert!(!plain.is_empty());
+    for (name, value) in [
+        ("LC_ALL", "de_DE.UTF-8"),
+        ("LC_ALL", "tr_TR.UTF-8"),
+        ("LC_ALL", "no_such_locale"),
+        ("TERM", "dumb"),
+        ("NO_COLOR", "1"),
+    ] {
+        assert_eq!(with(name, value), plain, "{name}={value}");
+    }
+}
+
+#[test]
 fn a_reader_that_leaves_ends_the_answer_quietly() {
     let home = Folder::new();
     let mut command = fornax(&home);
