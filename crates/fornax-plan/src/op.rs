@@ -248,7 +248,7 @@ pub enum Op {
     },
 }
 
-/// The value lists of one op; at most three in and three out, so no allocation.
+/// A short list of what one op is wired to (values, matrices): at most five, so no allocation.
 #[derive(Clone, Copy, Debug)]
 pub struct Wires<T> {
     items: [Option<T>; 5],

@@ -294,11 +294,7 @@ impl Plan {
 
     /// How many ops read a value.
     pub fn uses(&self, value: ValueId) -> usize {
-        self.ops
-            .iter()
-            .flat_map(|op| op.inputs().iter().collect::<Vec<_>>())
-            .filter(|v| *v == value)
-            .count()
+        self.ops.iter().map(|op| op.inputs().iter().filter(|v| *v == value).count()).sum()
     }
 
     /// The f32 values of a small weight (norms, biases, kernels).

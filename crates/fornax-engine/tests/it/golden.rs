@@ -8,14 +8,9 @@ use crate::fixture::{Fixture, Runner, distance, models};
 /// What the reference may differ from the expected logits; both compute in f32 or better.
 const EXACT: f32 = 1e-4;
 
-/// Test models whose families are not supported; everything else must pass.
-fn supported() -> Vec<String> {
-    models()
-}
-
 #[test]
 fn the_reference_computes_the_expected_logits() {
-    let names = supported();
+    let names = models();
     assert!(names.len() >= 25, "only {} test models found", names.len());
     let mut failures = Vec::new();
     for name in names {
@@ -42,7 +37,7 @@ fn the_reference_computes_the_expected_logits() {
 
 #[test]
 fn the_reference_continues_greedily_as_expected() {
-    for name in supported() {
+    for name in models() {
         let f = Fixture::load(&name);
         for prompt in &f.prompts {
             let mut runner = Runner::new(
