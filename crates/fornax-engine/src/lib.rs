@@ -35,6 +35,7 @@ mod error;
 mod model;
 mod perplexity;
 pub mod sampler;
+pub mod serve;
 mod session;
 
 pub use error::{Error, Result};

@@ -1,0 +1,12 @@
+//! Many requests at once on one program: an engine thread that owns everything that changes, and
+//! a handle through which requests come in and updates go out. It knows tokens alone: no text,
+//! no HTTP, no provider.
+
+mod api;
+mod bits;
+
+pub use api::{
+    Constraint, Done, Finish, Generation, Pooling, Publish, Refused, RequestId, ServeOptions,
+    Stats, TokenUpdate, Update,
+};
+pub use bits::BitSet;
