@@ -20,7 +20,8 @@ pub(crate) enum Mode {
 /// Makes every generated page and writes it or compares it.
 pub(crate) fn run(root: &Path, mode: Mode) -> Result<()> {
     let page = command_line(&Binary::build(root)?)?;
-    settle(root, "docs/cli.md", &page, mode)
+    settle(root, "docs/cli.md", &page, mode)?;
+    settle(root, "docs/bench.md", &crate::receipts::page(root)?, mode)
 }
 
 /// Writes `page` to `path`, or fails where the file says something else.

@@ -9,6 +9,7 @@
 
 mod docs;
 mod fixtures;
+mod receipts;
 mod tidy;
 
 use std::path::{Path, PathBuf};

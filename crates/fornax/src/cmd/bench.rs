@@ -1,6 +1,8 @@
 //! `fornax bench`: prompt and generation speed, repeated, with a checksum of everything that was generated.
 
+use std::fs;
 use std::ops::ControlFlow;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
@@ -8,10 +10,11 @@ use fornax_engine::{Event, Model, Request, SampleParams, Session};
 use fornax_gguf::Gguf;
 use serde::Serialize;
 
+use super::against;
 use super::start::{CHUNK, Started};
 use crate::devices::{Opened, ReadRate};
 use crate::flags::high::Config;
-use crate::flags::low::Bench;
+use crate::flags::low::{Bench, Rival};
 use crate::synth::Synthetic;
 use crate::{machine, output};
 
@@ -60,12 +63,14 @@ pub(crate) fn bench(config: &Config, flags: &Bench) -> Result<()> {
         .into());
     }
     let started = start(config, flags)?;
+    if let Some(Rival::LlamaCpp) = flags.against {
+        return against::race(config, flags, &started, context);
+    }
     let limit = started.announce(config)?;
     // The buffer of that measurement, and the making of a synthetic model, are no part of running one.
     machine::forget_peak();
     let mut session = started.session(config, context)?;
-    let mut run =
-        Runner { session: &mut session, vocab: started.model.plan().hyper.vocab, depth: flags.d };
+    let mut run = Runner::new(&mut session, started.model.plan().hyper.vocab, flags.d);
     let (mut pp, mut tg) = (Vec::new(), Vec::new());
     let mut before: Option<Vec<u32>> = None;
     // The first round only warms caches and clocks.
@@ -109,18 +114,37 @@ fn start(config: &Config, flags: &Bench) -> Result<Started> {
         return Started::open(config, flags.model.model.as_deref());
     };
     let synthetic = Synthetic::parse(synthetic).map_err(|e| super::usage(&e))?;
+    if flags.against.is_some() {
+        let path = kept(config, &synthetic)?;
+        return Started::open(config, path.to_str());
+    }
     let gguf = Gguf::from_bytes(synthetic.write(Vec::new())?)?;
     Ok(Started::new(Opened::new(config)?, Model::from_gguf(gguf)?, synthetic.name()))
 }
 
+/// The synthetic model as a file in the cache folder, for an engine that reads nothing else.
+fn kept(config: &Config, synthetic: &Synthetic) -> Result<PathBuf> {
+    let folder = config.home()?.join("synthetic");
+    let path = folder.join(synthetic.name().replace(':', "-")).with_extension("gguf");
+    if !path.is_file() {
+        fs::create_dir_all(&folder)?;
+        super::synth::write(synthetic, &path)?;
+    }
+    Ok(path)
+}
+
 /// Runs the parts on tokens of no meaning.
-struct Runner<'a> {
+pub(super) struct Runner<'a> {
     session: &'a mut Session,
     vocab: u32,
     depth: usize,
 }
 
-impl Runner<'_> {
+impl<'a> Runner<'a> {
+    pub(super) fn new(session: &'a mut Session, vocab: u32, depth: usize) -> Runner<'a> {
+        Runner { session, vocab, depth }
+    }
+
     /// The first `n` tokens of an endless text that is the same everywhere.
     fn tokens(&self, n: usize) -> Vec<u32> {
         (0..n).map(|i| (i as u32).wrapping_mul(2_654_435_761) % self.vocab).collect()
@@ -137,7 +161,7 @@ impl Runner<'_> {
     }
 
     /// Seconds for `n` prompt tokens, up to the choice of the token that follows.
-    fn prompt(&mut self, n: usize) -> Result<f64> {
+    pub(super) fn prompt(&mut self, n: usize) -> Result<f64> {
         if n == 0 {
             return Ok(1.0);
         }
@@ -149,7 +173,7 @@ impl Runner<'_> {
     }
 
     /// Seconds for `n` generated tokens, each from the one before, and their ids.
-    fn generate(&mut self, n: usize) -> Result<(f64, Vec<u32>)> {
+    pub(super) fn generate(&mut self, n: usize) -> Result<(f64, Vec<u32>)> {
         let mut ids = Vec::with_capacity(n);
         if n == 0 {
             return Ok((1.0, ids));
@@ -190,6 +214,17 @@ fn checksum(ids: &[u32]) -> u64 {
     bytes.fold(0xcbf2_9ce4_8422_2325, |sum, b| (sum ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
 }
 
+/// NaN of nothing.
+pub(super) fn median(all: &[f64]) -> f64 {
+    let mut sorted = all.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    match sorted.len() {
+        0 => f64::NAN,
+        n if n % 2 == 1 => sorted[n / 2],
+        n => f64::midpoint(sorted[n / 2 - 1], sorted[n / 2]),
+    }
+}
+
 impl Part {
     fn new(
         all: Vec<f64>,
@@ -199,14 +234,7 @@ impl Part {
         bytes: u64,
         rows_per_read: usize,
     ) -> Part {
-        let mut sorted = all.clone();
-        sorted.sort_by(f64::total_cmp);
-        let middle = sorted.len() / 2;
-        let median = if sorted.len() % 2 == 1 {
-            sorted[middle]
-        } else {
-            (sorted[middle - 1] + sorted[middle]) / 2.0
-        };
+        let median = median(&all);
         let limit_percent = limit.map(|l| l.percent(bytes, rows_per_read as f64 / median));
         Part { tokens, depth, median, all, limit_percent }
     }

@@ -1,6 +1,7 @@
 //! The commands, one file each, and which of them was asked for.
 //! A command takes the resolved configuration and its own flags; it never reads the environment.
 
+mod against;
 mod bench;
 mod chat;
 mod devices;

@@ -27,6 +27,8 @@ pub(super) struct Started {
     /// How reports call the model.
     pub(super) name: String,
     pub(super) model: Model,
+    /// `None` for a model made in memory.
+    pub(super) path: Option<PathBuf>,
     opened: Opened,
     /// What computes instead, once `opened` refused the model.
     instead: OnceCell<Opened>,
@@ -85,11 +87,18 @@ impl Started {
         let name = path
             .file_name()
             .map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned());
-        Ok(Started::new(opened, model, name))
+        Ok(Started { path: Some(path), ..Started::new(opened, model, name) })
     }
 
     pub(super) fn new(opened: Opened, model: Model, name: String) -> Started {
-        Started { name, model, opened, instead: OnceCell::new(), limits: Default::default() }
+        Started {
+            name,
+            model,
+            path: None,
+            opened,
+            instead: OnceCell::new(),
+            limits: Default::default(),
+        }
     }
 
     /// What computes; settled when the first session is made.

@@ -223,9 +223,26 @@ pub(crate) struct Bench {
     /// Repeats
     #[arg(short, value_name = "N", default_value = "5", value_parser = positive)]
     pub(crate) r: usize,
+    /// Race another engine on the same file, in turns; scripts/peer.sh builds it
+    #[arg(long, value_name = "ENGINE")]
+    pub(crate) against: Option<Rival>,
+    /// The Python that has llama-cpp-python [default: the one that scripts/peer.sh made]
+    #[arg(long, value_name = "FILE", requires = "against")]
+    pub(crate) peer_python: Option<PathBuf>,
+    /// Also write everything that was measured to a file
+    #[arg(long, value_name = "FILE", requires = "against")]
+    pub(crate) receipt: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// `--against`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Rival {
+    /// The engine that GGUF comes from
+    #[value(name = "llama.cpp")]
+    LlamaCpp,
 }
 
 #[derive(Debug, Args)]

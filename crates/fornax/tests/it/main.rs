@@ -2,6 +2,8 @@
 //! Must not know how the binary is built inside.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
+#[cfg(unix)]
+mod against;
 mod cli;
 mod files;
 mod generate;

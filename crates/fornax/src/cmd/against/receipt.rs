@@ -1,0 +1,159 @@
+//! The receipt of a race: every repeat of both sides, so that whoever doubts a ratio can compute it again.
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+use crate::cmd::bench::median;
+use crate::machine;
+
+/// Everything that was measured and on what.
+#[derive(Debug, Serialize)]
+pub(super) struct Receipt {
+    pub(super) model: String,
+    pub(super) weight_bytes_per_token: u64,
+    pub(super) machine: Machine,
+    pub(super) fornax: String,
+    pub(super) peer: String,
+    pub(super) threads: u32,
+    pub(super) tests: Vec<Test>,
+    /// A read-only stream over a buffer of the weights' size by the same threads, before each round.
+    pub(super) read_gb_per_s: Vec<f64>,
+    /// Of the fornax process.
+    pub(super) peak_bytes: Option<u64>,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Machine {
+    processor: String,
+    cores: usize,
+    unix_time_s: u64,
+}
+
+/// One part, both sides.
+#[derive(Debug, Serialize)]
+pub(super) struct Test {
+    name: String,
+    tokens: usize,
+    depth: usize,
+    /// Tokens a second, in the order of the rounds.
+    fornax: Vec<f64>,
+    peer: Vec<f64>,
+    fornax_median: f64,
+    peer_median: f64,
+    ratio: f64,
+}
+
+/// Rates of one part as they come.
+#[derive(Debug, Default)]
+pub(super) struct Side {
+    ours: Vec<f64>,
+    theirs: Vec<f64>,
+}
+
+impl Side {
+    pub(super) fn push(&mut self, tokens: usize, ours_s: f64, theirs_s: Option<f64>) {
+        self.ours.push(tokens as f64 / ours_s);
+        self.theirs.extend(theirs_s.map(|s| tokens as f64 / s));
+    }
+}
+
+impl Machine {
+    pub(super) fn here() -> Machine {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        Machine {
+            processor: machine::processor(),
+            cores: machine::cores(),
+            unix_time_s: now.map_or(0, |d| d.as_secs()),
+        }
+    }
+}
+
+impl Test {
+    pub(super) fn new(name: &str, tokens: usize, depth: usize, side: Side) -> Test {
+        let (fornax_median, peer_median) = (median(&side.ours), median(&side.theirs));
+        Test {
+            name: name.to_owned(),
+            tokens,
+            depth,
+            fornax_median,
+            peer_median,
+            ratio: fornax_median / peer_median,
+            fornax: side.ours,
+            peer: side.theirs,
+        }
+    }
+
+    fn text(&self) -> String {
+        let spread = |all: &[f64]| {
+            let low = all.iter().copied().fold(f64::INFINITY, f64::min);
+            format!("{low:.1} to {:.1}", all.iter().copied().fold(0.0, f64::max))
+        };
+        let name = format!("{} {}", self.name, self.tokens);
+        format!(
+            "{name:<16} {:>10.1} {:>10.1} {:>7.2}   {}; {}\n",
+            self.fornax_median,
+            self.peer_median,
+            self.ratio,
+            spread(&self.fornax),
+            spread(&self.peer)
+        )
+    }
+}
+
+impl Receipt {
+    /// # Errors
+    /// When the file cannot be written.
+    pub(super) fn write(&self, path: &Path) -> Result<()> {
+        let mut text = serde_json::to_vec_pretty(self)?;
+        text.push(b'\n');
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        super::super::whole_file(path, |part| Ok(fs::File::create(part)?.write_all(&text)?))
+            .with_context(|| format!("could not write {}", path.display()))
+    }
+
+    pub(super) fn text(&self) -> String {
+        let mut text = format!(
+            "{}, {} threads of {}\n{} against {}\n",
+            self.model, self.threads, self.machine.processor, self.fornax, self.peer
+        );
+        text += &format!(
+            "{:<16} {:>10} {:>10} {:>7}   spread of tokens/s\n",
+            "", "fornax", "llama.cpp", "ratio"
+        );
+        for test in &self.tests {
+            text += &test.text();
+        }
+        if !self.read_gb_per_s.is_empty() {
+            let rate = median(&self.read_gb_per_s);
+            let bound = rate * 1e9 / self.weight_bytes_per_token as f64;
+            text += &format!(
+                "a buffer of the weights' size is read at {rate:.1} GB/s, so {bound:.1} tokens/s at most\n"
+            );
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ratio_is_of_medians_and_every_repeat_is_kept() {
+        let mut side = Side::default();
+        for (ours, theirs) in [(1.0, 2.0), (2.0, 2.0), (4.0, 8.0)] {
+            side.push(8, ours, Some(theirs));
+        }
+        let test = Test::new("prompt", 8, 0, side);
+        assert_eq!((test.fornax_median, test.peer_median, test.ratio), (4.0, 4.0, 1.0));
+        assert_eq!(test.fornax, [8.0, 4.0, 2.0]);
+        assert_eq!(test.peer, [4.0, 4.0, 1.0]);
+    }
+}

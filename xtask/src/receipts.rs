@@ -1,0 +1,133 @@
+//! The page on speed, from the receipts under `bench/receipts`. A figure that has no receipt is not on it.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+/// Every receipt as a row for each test, in the order of the files' names.
+pub(crate) fn page(root: &Path) -> Result<String> {
+    let folder = root.join("bench/receipts");
+    let mut files = Vec::new();
+    if folder.is_dir() {
+        for entry in fs::read_dir(&folder)? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|e| e == "json") {
+                files.push(path);
+            }
+        }
+    }
+    files.sort();
+    let mut page = String::from(HEAD);
+    for file in files {
+        let text = fs::read_to_string(&file)?;
+        let receipt: Value = serde_json::from_str(&text)
+            .with_context(|| format!("{} is no JSON", file.display()))?;
+        rows(&mut page, &receipt).with_context(|| format!("in {}", file.display()))?;
+    }
+    Ok(page)
+}
+
+const HEAD: &str = "# Speed beside llama.cpp
+
+Written by `cargo xtask docs` from `bench/receipts/*.json`, which `fornax bench --against llama.cpp --receipt FILE` writes
+(`scripts/bench-table.sh` makes all of them). Both engines read the same file and run in turns within one sitting, the same
+number of threads each; medians of the rounds, and the spread from lowest to highest. llama.cpp is built by clang 19.
+The bound is that of reading the weights once for each token at the rate of a read-only stream over a buffer of their size.
+
+| model | test | fornax, tokens/s | llama.cpp | ratio | of the bound | machine |
+| --- | --- | --- | --- | --- | --- | --- |
+";
+
+fn rows(page: &mut String, receipt: &Value) -> Result<()> {
+    let word = |of: &Value, key: &str| -> Result<String> {
+        Ok(of[key].as_str().with_context(|| format!("no {key:?}"))?.to_owned())
+    };
+    let model = word(receipt, "model")?;
+    let tier = word(receipt, "fornax")?;
+    let machine = &receipt["machine"];
+    let place = format!(
+        "{}, {} threads, {}",
+        word(machine, "processor")?,
+        receipt["threads"],
+        tier.rsplit(' ').next().unwrap_or_default()
+    );
+    let read = median(&list(&receipt["read_gb_per_s"])?) * 1e9;
+    let bytes = receipt["weight_bytes_per_token"].as_f64().context("no weight bytes")?;
+    for test in receipt["tests"].as_array().context("no tests")? {
+        let (ours, theirs) = (list(&test["fornax"])?, list(&test["peer"])?);
+        let name = word(test, "name")?;
+        let depth = match test["depth"].as_u64() {
+            None | Some(0) => String::new(),
+            Some(depth) => format!(" at depth {depth}"),
+        };
+        let share = if name == "generation" {
+            format!("{:.0} %", 100.0 * median(&ours) * bytes / read)
+        } else {
+            String::new()
+        };
+        writeln!(
+            page,
+            "| {model} | {name} {}{depth} | {} | {} | {:.2} | {share} | {place} |",
+            test["tokens"],
+            spread(&ours),
+            spread(&theirs),
+            median(&ours) / median(&theirs)
+        )?;
+    }
+    Ok(())
+}
+
+fn list(of: &Value) -> Result<Vec<f64>> {
+    let all = of.as_array().context("a list is missing")?;
+    all.iter().map(|v| v.as_f64().context("not a number")).collect()
+}
+
+fn spread(all: &[f64]) -> String {
+    let low = all.iter().copied().fold(f64::INFINITY, f64::min);
+    let high = all.iter().copied().fold(0.0, f64::max);
+    format!("{:.1} ({low:.1} to {high:.1})", median(all))
+}
+
+/// NaN of nothing.
+fn median(all: &[f64]) -> f64 {
+    let mut sorted = all.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    match sorted.len() {
+        0 => f64::NAN,
+        n if n % 2 == 1 => sorted[n / 2],
+        n => f64::midpoint(sorted[n / 2 - 1], sorted[n / 2]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_row_has_medians_the_ratio_and_the_share_of_the_bound() -> Result<()> {
+        let receipt = json!({
+            "model": "m.gguf", "weight_bytes_per_token": 1e9, "fornax": "fornax 1 on avx2", "threads": 2,
+            "machine": { "processor": "P", "cores": 2 }, "read_gb_per_s": [10.0, 30.0, 20.0],
+            "tests": [{ "name": "generation", "tokens": 64, "depth": 0, "fornax": [9.0, 10.0, 11.0],
+                        "peer": [4.0, 5.0, 6.0] }]
+        });
+        let mut page = String::new();
+        rows(&mut page, &receipt)?;
+        let expected = "| m.gguf | generation 64 | 10.0 (9.0 to 11.0) | 5.0 (4.0 to 6.0) | 2.00 | 50 % \
+                        | P, 2 threads, avx2 |\n";
+        assert_eq!(page, expected);
+        Ok(())
+    }
+
+    #[test]
+    fn a_receipt_without_its_repeats_is_refused() {
+        let receipt =
+            json!({ "model": "m", "fornax": "f", "machine": { "processor": "P" }, "threads": 2 });
+        assert!(rows(&mut String::new(), &receipt).is_err());
+    }
+}
