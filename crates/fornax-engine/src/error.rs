@@ -45,6 +45,11 @@ impl Error {
         Error::new(Kind::Request, message)
     }
 
+    /// A device, or the engine's thread, that cannot go on.
+    pub(crate) fn device(message: impl Into<String>) -> Error {
+        Error::new(Kind::Device, message)
+    }
+
     /// True for a model file that contradicts itself or lacks something.
     pub fn is_malformed(&self) -> bool {
         self.0.kind == Kind::Malformed
@@ -92,7 +97,7 @@ impl From<fornax_plan::Error> for Error {
             Kind::Unsupported
         } else if e.is_out_of_memory() {
             Kind::OutOfMemory
-        } else if e.is_lost() {
+        } else if e.is_lost() || e.is_failed() {
             Kind::Device
         } else {
             Kind::Request

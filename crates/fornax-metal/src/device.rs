@@ -1,24 +1,28 @@
 //! The devices as the boundary sees them. It knows no step.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use fornax_plan::{ActMode, Device, DeviceInfo, Limits, Plan, Program, Refusal, Result};
+use fornax_plan::{ActMode, Device, DeviceInfo, Error, Limits, Plan, Program, Refusal, Result};
 
-use crate::api::{self, Form, Order};
+use crate::api::{self, Backend, Fault, Form, Gpu, Health, Order, Setup};
 use crate::encode::Barriers;
 use crate::feed::Shape;
 use crate::prepare::{self, KV_BLOCK};
 use crate::program::MetalProgram;
 use crate::{library, stub};
 
-/// The Metal provider over one of its stand-ins for a GPU.
+/// Threads of a threadgroup at most, as Apple's GPUs have it.
+const THREADS_MAX: u32 = 1024;
+
+/// The Metal provider over the system's GPU or one of its stand-ins.
 #[derive(Clone, Debug)]
 pub struct MetalDevice {
-    form: Form,
-    order: Order,
+    backend: Backend,
+    setup: Setup,
     barriers: Barriers,
     journal: Arc<Journal>,
+    health: Arc<Health>,
 }
 
 /// What a device's programs did so far.
@@ -53,46 +57,111 @@ impl Journal {
 }
 
 impl MetalDevice {
+    /// The GPU of this Mac. Opened once in a process; a failure is remembered.
+    ///
+    /// # Errors
+    /// `is_unsupported`, saying why, where there is no GPU that the kernels run on; `is_lost` once
+    /// it has failed for good.
+    pub fn system() -> Result<MetalDevice> {
+        static OPENED: OnceLock<std::result::Result<MetalDevice, String>> = OnceLock::new();
+        let opened = OPENED.get_or_init(|| match Gpu::open() {
+            Ok(gpu) => Ok(MetalDevice::over(Backend::System(gpu), 0)),
+            Err(e) => Err(e.to_string()),
+        });
+        let device = opened.clone().map_err(Error::unsupported)?;
+        device.health.check()?;
+        Ok(device)
+    }
+
     /// A device that runs its recorded commands in the order that `seed` shuffles, checks that
     /// no two commands between barriers conflict, and writes the barriers that its tracker asks
     /// for.
     pub fn recorded(seed: u64) -> MetalDevice {
-        let order = Order { seed, check_conflicts: true };
-        let barriers = Barriers::Tracked;
-        MetalDevice { form: Form::Recorded, order, barriers, journal: Arc::default() }
+        MetalDevice::over(Backend::Recorded, seed)
     }
 
     /// A device that runs the kernel sources themselves under the emulator, which judges every
     /// access; commands between barriers run interleaved in the order that `seed` shuffles. The
     /// kernels are compiled when a plan is prepared, which needs a C++ compiler.
     pub fn emulated(seed: u64) -> MetalDevice {
-        MetalDevice { form: Form::Emulated, ..MetalDevice::recorded(seed) }
+        MetalDevice::over(Backend::Emulated, seed)
+    }
+
+    fn over(backend: Backend, seed: u64) -> MetalDevice {
+        let order = Order { seed, check_conflicts: true };
+        let setup = Setup { order, threads_max: THREADS_MAX, budget_s: None };
+        let (journal, health) = Default::default();
+        MetalDevice { backend, setup, barriers: Barriers::Tracked, journal, health }
     }
 
     /// The same with fewer barriers, or without the check: for tests that must see a fault.
     pub fn sabotaged(self, barriers: Barriers, check_conflicts: bool) -> MetalDevice {
-        let order = Order { check_conflicts, ..self.order };
-        MetalDevice { order, barriers, journal: Arc::default(), ..self }
+        let order = Order { check_conflicts, ..self.setup.order };
+        let setup = Setup { order, ..self.setup };
+        MetalDevice { setup, barriers, journal: Arc::default(), ..self }
+    }
+
+    /// The same with command buffers of at most so many seconds by prediction: for tests.
+    pub fn hurried(self, budget_s: f64) -> MetalDevice {
+        MetalDevice { setup: Setup { budget_s: Some(budget_s), ..self.setup }, ..self }
+    }
+
+    /// The same as a stand-in for a device whose pipelines take at most so many threads: for tests.
+    pub fn narrowed(self, threads_max: u32) -> MetalDevice {
+        MetalDevice { setup: Setup { threads_max, ..self.setup }, ..self }
+    }
+
+    /// Lets `after` allocations, pipelines or command buffers pass and fails the next, once: for
+    /// tests.
+    pub fn fail(&self, fault: Fault, after: u64) {
+        self.health.arm(fault, after);
+    }
+
+    /// Buffers, pipelines, queues and command buffers that its programs hold now.
+    pub fn live_objects(&self) -> u64 {
+        self.health.live()
+    }
+
+    fn form(&self) -> Form {
+        self.backend.form()
     }
 
     /// What the programs of this device did so far.
     pub fn journal(&self) -> &Journal {
         &self.journal
     }
+
+    /// What to say of the GPU when something is wrong with it: name and text, line by line; empty
+    /// for a stand-in.
+    pub fn report(&self) -> Vec<(String, String)> {
+        match &self.backend {
+            Backend::System(gpu) => gpu.report(),
+            _ => Vec::new(),
+        }
+    }
 }
 
 impl Device for MetalDevice {
     fn info(&self) -> DeviceInfo {
-        let (name, tier, weight_types) = match self.form {
-            Form::Recorded => {
-                ("recorded commands on the host", "recorded-stub", stub::WEIGHT_TYPES)
+        let (name, tier, weight_types) = match &self.backend {
+            Backend::Recorded => (
+                "recorded commands on the host",
+                "recorded-stub".to_string(),
+                stub::WEIGHT_TYPES,
+            ),
+            Backend::Emulated => {
+                ("Metal kernels on the host", "emulated".to_string(), library::WEIGHT_TYPES)
             }
-            Form::Emulated => ("Metal kernels on the host", "emulated", library::WEIGHT_TYPES),
+            Backend::System(gpu) => (
+                gpu.name(),
+                format!("{:?}", gpu.family()).to_lowercase(),
+                library::WEIGHT_TYPES,
+            ),
         };
         DeviceInfo {
             kind: "metal",
             name: name.into(),
-            tier: tier.into(),
+            tier,
             threads: 1,
             kv_block: KV_BLOCK,
             act: ActMode::F32,
@@ -102,11 +171,13 @@ impl Device for MetalDevice {
     }
 
     fn supports(&self, plan: &Plan, limits: &Limits) -> Vec<Refusal> {
-        prepare::refusals(plan, limits, self.form)
+        prepare::refusals(plan, limits, self.form())
     }
 
     fn prepare(&self, plan: &Plan, limits: &Limits) -> Result<Box<dyn Program>> {
-        let device = api::Device::new(self.order, self.form);
+        self.health.check()?;
+        let health = Arc::clone(&self.health);
+        let device = api::Device::new(self.setup, self.backend.clone(), health);
         let shape = Shape::new(plan, limits);
         let prepared = prepare::prepare(&device, plan, limits, &shape)?;
         let journal = Arc::clone(&self.journal);

@@ -3,6 +3,19 @@
 
 use fornax_gguf::TensorType;
 
+/// GPU families of Apple silicon, by `MTLGPUFamily`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Family {
+    /// M1, A14.
+    Apple7,
+    /// M2, A15, A16.
+    Apple8,
+    /// M3, M4, A17 Pro, A18.
+    Apple9,
+    /// M5, A19.
+    Apple10,
+}
+
 /// Rows up to which matrices are read as vectors are multiplied: once for all of them.
 pub(crate) const MATVEC_ROWS: u32 = 4;
 /// Rows up to which the columns are split over simdgroups.

@@ -71,6 +71,8 @@ impl MetalProgram {
     ) -> Result<MetalProgram> {
         let wanted = limits.wanted as usize;
         let (vocab, width) = widths(plan);
+        let queue = device.queue()?;
+        queue.set_bytes(bytes_by_op(plan, limits));
         let frame = |_| {
             Ok(Frame {
                 feed: Feed::new(&shape, limits),
@@ -83,7 +85,7 @@ impl MetalProgram {
             })
         };
         Ok(MetalProgram {
-            queue: device.queue(),
+            queue,
             frames: (0..IN_FLIGHT_MAX).map(frame).collect::<Result<_>>()?,
             free: (0..IN_FLIGHT_MAX).collect(),
             flights: VecDeque::with_capacity(IN_FLIGHT_MAX),
@@ -128,7 +130,6 @@ impl MetalProgram {
         for _ in 1..frame.feed.rounds {
             commands += writer.round(&mut encoder, &prepared.commands, &round)?;
         }
-        journal.submissions.fetch_add(1, Relaxed);
         journal.commands.fetch_add(commands, Relaxed);
         journal.barriers.fetch_add(writer.asked() - before, Relaxed);
         Ok(buffer)
@@ -293,6 +294,19 @@ impl MetalProgram {
     }
 }
 
+/// Bytes that one row of each op reads at most: weights, and for attention the keys and values of a whole context.
+fn bytes_by_op(plan: &Plan, limits: &Limits) -> Vec<u64> {
+    let context = u64::from(limits.kv_blocks / limits.slots.max(1)) * u64::from(KV_BLOCK);
+    let bytes = |op: &Op| match op {
+        Op::Attention { kv, .. } => {
+            let g = &plan.kv[kv.group as usize];
+            2 * context * u64::from(g.heads) * u64::from(g.k_width + g.v_width)
+        }
+        _ => plan.op_bytes_per_token(op),
+    };
+    plan.ops.iter().map(bytes).collect()
+}
+
 /// The first word of `len` elements from `at` on, the bytes before them in it, and their bytes.
 fn words_of(ty: TensorType, at: usize, len: usize) -> (usize, usize, usize) {
     let unit = ty.block_bytes();
@@ -326,6 +340,7 @@ impl Program for MetalProgram {
         self.device.write(*upload, 0, &feed.words);
         self.device.write(*out, 0, zeros);
         let committed = self.encode(frame)?.commit();
+        self.journal.submissions.fetch_add(committed.parts(), Relaxed);
         self.tickets = ticket;
         for seq in step {
             let chooses = seq.wants.iter().any(|(_, w)| matches!(w, Want::Token { .. }));

@@ -19,6 +19,7 @@ enum Kind {
     Malformed,
     Unsupported,
     OutOfMemory,
+    Failed,
     Lost,
 }
 
@@ -45,6 +46,11 @@ impl Error {
         Error::new(Kind::OutOfMemory, message)
     }
 
+    /// A step that the device did not do; the next may work.
+    pub fn failed(message: impl Into<String>) -> Error {
+        Error::new(Kind::Failed, message)
+    }
+
     /// The device failed and cannot be used any more.
     pub fn lost(message: impl Into<String>) -> Error {
         Error::new(Kind::Lost, message)
@@ -63,6 +69,11 @@ impl Error {
     /// True where memory ran out.
     pub fn is_out_of_memory(&self) -> bool {
         self.0.kind == Kind::OutOfMemory
+    }
+
+    /// True where the device did not do a step, and the next may work.
+    pub fn is_failed(&self) -> bool {
+        self.0.kind == Kind::Failed
     }
 
     /// True where the device cannot be used any more.

@@ -9,13 +9,13 @@ use fornax_msl::{Command, Library, Options, Order, Queue, Value};
 use fornax_plan::{Error, Result};
 
 use super::memory::Memory;
-use super::queue::{Dispatch, Entry};
-use super::{Code, Device, Pipeline};
+use super::recording::{Dispatch, Entry, Recording};
+use super::{Code, Device};
 use crate::library::{FAMILIES, Family, family_of};
 
 /// The kernel `name` with its function constants. A family is compiled when the first of its
 /// kernels is asked for, once in a process.
-pub(super) fn pipeline(name: &str, constants: &[u32]) -> Result<Pipeline> {
+pub(super) fn pipeline(name: &str, constants: &[u32]) -> Result<Code> {
     static COMPILED: Mutex<Option<HashMap<usize, Library>>> = Mutex::new(None);
     let family = family_of(name).ok_or_else(|| {
         Error::unsupported(format!("metal: the kernel library has no function {name}"))
@@ -37,14 +37,14 @@ pub(super) fn pipeline(name: &str, constants: &[u32]) -> Result<Pipeline> {
         constants.iter().enumerate().map(|(i, v)| (i as u32, Value::Uint(*v))).collect();
     let pipeline = library.pipeline(name, &values);
     let pipeline = pipeline.map_err(|e| Error::unsupported(format!("metal emulator: {e}")))?;
-    Ok(Pipeline { name: name.into(), code: Code::Emulated(pipeline) })
+    Ok(Code::Emulated(pipeline))
 }
 
 /// Runs one command buffer in an order that the seed shuffles, or, while somebody measures, one
 /// command at a time.
 pub(super) fn run(
     device: &Device,
-    entries: &[Entry],
+    recording: &Recording,
     seed: u64,
     seconds: &mut [f64],
 ) -> std::result::Result<(), String> {
@@ -52,15 +52,16 @@ pub(super) fn run(
     // Stands for an argument that the constants say is not there; no kernel may look at it.
     let nothing = fornax_msl::Buffer::new("nothing", 16).map_err(|e| e.to_string())?;
     let mut labels = Vec::new();
-    let mut commands = Vec::with_capacity(entries.len());
-    for entry in entries {
-        commands.push(match entry {
-            Entry::Barrier => Command::Barrier,
-            Entry::Dispatch(d) => {
-                labels.push(d.label);
-                Command::Dispatch(bound(&memory, &nothing, d)?)
-            }
-        });
+    let mut commands = Vec::with_capacity(recording.entries.len() + recording.cuts.len());
+    for (at, entry) in recording.entries.iter().enumerate() {
+        // A new command buffer begins when the one before it is done.
+        if recording.is_fence(at) {
+            commands.push(Command::Barrier);
+        }
+        if let Entry::Dispatch(d) = entry {
+            labels.push(d.label);
+            commands.push(Command::Dispatch(bound(&memory, &nothing, recording, d)?));
+        }
     }
     let queue = Queue::new(Options { seed, order: Order::Interleaved, disabled_barrier: None });
     let told = |e: fornax_msl::Error| {
@@ -84,6 +85,7 @@ pub(super) fn run(
 fn bound(
     memory: &Memory,
     nothing: &fornax_msl::Buffer,
+    recording: &Recording,
     d: &Dispatch,
 ) -> std::result::Result<fornax_msl::Dispatch, String> {
     let Code::Emulated(pipeline) = &d.pipeline.code else {
@@ -91,7 +93,8 @@ fn bound(
     };
     let threads = [d.grid.threads, 1, 1];
     let mut out = fornax_msl::Dispatch::new(pipeline, d.grid.groups, threads);
-    for (slot, arg) in d.args.iter().enumerate() {
+    let args = recording.args(d);
+    for (slot, arg) in args.iter().enumerate() {
         out = match arg {
             None => out.buffer(slot as u32, nothing),
             Some((slice, _)) => {
@@ -102,6 +105,7 @@ fn bound(
             }
         };
     }
-    let constants: Arc<[u8]> = d.constants.iter().flat_map(|w| w.to_ne_bytes()).collect();
-    Ok(out.bytes(d.args.len() as u32, &constants))
+    let words = recording.words(d);
+    let constants: Arc<[u8]> = words.iter().flat_map(|w| w.to_ne_bytes()).collect();
+    Ok(out.bytes(args.len() as u32, &constants))
 }

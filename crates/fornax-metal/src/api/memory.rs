@@ -1,11 +1,13 @@
-//! Buffers of the stand-ins: shared words, a file's bytes, or the emulator's memory. It knows no
-//! command.
+//! Buffers: shared words, a file's bytes, the emulator's memory, or the system's. It knows no command.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use fornax_gguf::Mapping;
 use fornax_plan::{Error, Result};
+
+use super::health::Live;
+use super::system;
 
 /// A buffer's handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +41,8 @@ pub struct Slice {
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
     stores: Vec<Store>,
+    /// Counts each of them.
+    live: Vec<Live>,
     /// Whole maps that the emulator has wrapped, each once.
     wrapped: Vec<(Arc<Mapping>, fornax_msl::Buffer)>,
 }
@@ -58,6 +62,8 @@ enum Store {
     Mapped(Arc<Mapping>, usize),
     /// A buffer of the emulator's and where this one begins in it.
     Emulated(fornax_msl::Buffer, usize),
+    /// A buffer of the system's and where this one begins in it.
+    System(system::Buffer, usize),
 }
 
 /// What a command sees of one argument: a copy, so that it cannot reach beyond.
@@ -68,6 +74,11 @@ pub(crate) enum View {
 }
 
 impl Memory {
+    /// Keeps the count of a buffer as long as the buffer.
+    pub(crate) fn keep(&mut self, live: Live) {
+        self.live.push(live);
+    }
+
     pub(crate) fn add(&mut self, words: usize) -> Buffer {
         self.stores.push(Store::Words(vec![0; words]));
         Buffer { id: self.stores.len() as u32 - 1, len_bytes: 4 * words }
@@ -103,6 +114,21 @@ impl Memory {
         Ok(self.emulated_store(whole, offset, len))
     }
 
+    /// The system's memory, `len` bytes from `offset` on.
+    pub(crate) fn add_system(&mut self, b: system::Buffer, offset: usize, len: usize) -> Buffer {
+        self.stores.push(Store::System(b, offset));
+        Buffer { id: self.stores.len() as u32 - 1, len_bytes: len }
+    }
+
+    /// The system's buffer behind a slice, and the first byte.
+    #[cfg_attr(not(target_os = "macos"), allow(dead_code, reason = "for the system's Metal"))]
+    pub(crate) fn system(&self, slice: &Slice) -> Option<(&system::Buffer, usize)> {
+        match &self.stores[slice.buffer.id as usize] {
+            Store::System(buffer, offset) => Some((buffer, offset + slice.bytes.start)),
+            _ => None,
+        }
+    }
+
     fn emulated_store(&mut self, b: fornax_msl::Buffer, offset: usize, len: usize) -> Buffer {
         self.stores.push(Store::Emulated(b, offset));
         Buffer { id: self.stores.len() as u32 - 1, len_bytes: len }
@@ -124,6 +150,7 @@ impl Memory {
                 let bytes: Vec<u8> = from.iter().flat_map(|w| w.to_ne_bytes()).collect();
                 b.write(*offset + 4 * at, &bytes).expect("invariant: the host knows its buffers");
             }
+            Store::System(b, offset) => b.write(*offset + 4 * at, from),
             Store::Mapped(..) => {}
         }
     }
@@ -139,6 +166,7 @@ impl Memory {
                     *to = u32::from_ne_bytes([b[0], b[1], b[2], b[3]]);
                 }
             }
+            Store::System(b, offset) => b.read(offset + 4 * at, to),
             Store::Mapped(..) => {}
         }
     }
@@ -151,7 +179,7 @@ impl Memory {
                 View::Mapped(Arc::clone(map), offset + bytes.start..offset + bytes.end)
             }
             // A scalar kernel that meets it says that it is not bound.
-            Store::Emulated(..) => View::Words(Vec::new()),
+            Store::Emulated(..) | Store::System(..) => View::Words(Vec::new()),
         }
     }
 

@@ -1,22 +1,34 @@
 //! The thin set of Metal types that this crate calls: device, queue, command buffer, encoder,
 //! pipeline, buffer. It knows no plan and no op.
 //!
-//! Two stand-ins for hosts without Metal. One runs the real kernel sources under the emulator,
-//! with every access judged. The other records commands for scalar kernels and proves the host
-//! alone. What it keeps of the real thing: a
-//! command sees its arguments and nothing else; commands of one concurrent encoder run in any
+//! Behind it are the system's Metal, where there is one, and two stand-ins. One runs the real kernel sources under
+//! the emulator, with every access judged. The other runs scalar kernels and proves the host alone. What it keeps of
+//! the real thing: a command sees its arguments and nothing else; commands of one concurrent encoder run in any
 //! order between barriers (here in one that a seed shuffles); nothing runs before the commit and
 //! nothing may be read before the wait; a written argument may not overlap another argument of
 //! the same command. What it does not have: threads, simdgroups, threadgroup memory, time.
 
 mod emulator;
+mod failure;
+mod health;
 mod memory;
+mod pace;
 mod queue;
+mod recording;
+mod stand_in;
+#[cfg(target_os = "macos")]
+mod system;
+#[cfg(not(target_os = "macos"))]
+#[path = "absent.rs"]
+mod system;
 
 pub use crate::hazard::Access;
+pub use health::Fault;
+pub(crate) use health::Health;
 pub(crate) use memory::View;
 pub use memory::{Buffer, Slice};
 pub use queue::{CommandBuffer, Committed, Encoder, Queue};
+pub(crate) use system::Gpu;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -24,6 +36,7 @@ use fornax_gguf::Mapping;
 use fornax_plan::{Error, Result};
 
 use crate::stub::{self, Kernel};
+use health::Live;
 use memory::Memory;
 
 /// How the stand-in runs what it recorded.
@@ -35,21 +48,53 @@ pub struct Order {
     pub check_conflicts: bool,
 }
 
+/// What a device is made to be.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    /// Of the stand-ins.
+    pub order: Order,
+    /// Threads of a threadgroup in any pipeline of a stand-in.
+    pub threads_max: u32,
+    /// Seconds that a command buffer may run by prediction; the usual where absent.
+    pub budget_s: Option<f64>,
+}
+
 /// A device: memory, a library of kernels, and the order in which it runs commands.
 #[derive(Clone, Debug)]
 pub struct Device {
     memory: Arc<Mutex<Memory>>,
-    order: Order,
-    form: Form,
+    setup: Setup,
+    backend: Backend,
+    health: Arc<Health>,
 }
 
 /// What runs the commands.
+#[derive(Clone, Debug)]
+pub(crate) enum Backend {
+    Recorded,
+    Emulated,
+    System(Arc<Gpu>),
+}
+
+impl Backend {
+    pub(crate) fn form(&self) -> Form {
+        match self {
+            Backend::Recorded => Form::Recorded,
+            Backend::Emulated => Form::Emulated,
+            Backend::System(_) => Form::System,
+        }
+    }
+}
+
+/// What runs the commands, as a plain word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// Scalar kernels on the host.
     Recorded,
     /// The kernel sources, under the emulator.
     Emulated,
+    /// The kernel sources, on the system's GPU.
+    System,
 }
 
 /// A kernel of the library, resolved once.
@@ -57,6 +102,9 @@ pub enum Form {
 pub struct Pipeline {
     pub(crate) name: Arc<str>,
     pub(crate) code: Code,
+    /// Threads that a threadgroup of it may have.
+    pub(crate) threads_max: u32,
+    _live: Live,
 }
 
 /// What a pipeline runs.
@@ -64,6 +112,8 @@ pub struct Pipeline {
 pub(crate) enum Code {
     Scalar(Kernel),
     Emulated(fornax_msl::Pipeline),
+    #[cfg_attr(not(target_os = "macos"), allow(dead_code, reason = "of the system's Metal"))]
+    System(system::Pipeline),
 }
 
 /// Threadgroups along each axis, and the threads of each.
@@ -77,35 +127,57 @@ pub struct Grid {
 
 impl Device {
     /// A device with no memory in use.
-    pub fn new(order: Order, form: Form) -> Device {
-        Device { memory: Arc::default(), order, form }
+    pub(crate) fn new(setup: Setup, backend: Backend, health: Arc<Health>) -> Device {
+        Device { memory: Arc::default(), setup, backend, health }
     }
 
     /// What runs this device's commands.
     pub fn form(&self) -> Form {
-        self.form
+        self.backend.form()
     }
 
     /// A buffer of 4-byte words that host and device share. Nobody reads a word before somebody
     /// has written it.
     ///
     /// # Errors
-    /// When there is no memory for it.
+    /// `is_out_of_memory` when there is no memory for it.
     pub fn buffer(&self, label: &str, words: usize) -> Result<Buffer> {
-        match self.form {
-            Form::Recorded => Ok(self.lock().add(words)),
-            Form::Emulated => self.lock().add_emulated(label, words),
-        }
+        let live = self.allocation(label, 4 * words)?;
+        let mut memory = self.lock();
+        let buffer = match &self.backend {
+            Backend::Recorded => memory.add(words),
+            Backend::Emulated => memory.add_emulated(label, words)?,
+            Backend::System(gpu) => memory.add_system(gpu.buffer(label, 4 * words)?, 0, 4 * words),
+        };
+        memory.keep(live);
+        Ok(buffer)
     }
 
     /// A read-only buffer over bytes of a file's map, without a copy.
     ///
     /// # Errors
-    /// When there is no memory for it.
+    /// `is_out_of_memory` when there is no memory for it.
     pub fn wrap(&self, map: &Arc<Mapping>, offset: usize, len: usize) -> Result<Buffer> {
-        match self.form {
-            Form::Recorded => Ok(self.lock().wrap(map, offset, len)),
-            Form::Emulated => self.lock().wrap_emulated(map, offset, len),
+        let live = self.allocation("weights", len)?;
+        let mut memory = self.lock();
+        let buffer = match &self.backend {
+            Backend::Recorded => memory.wrap(map, offset, len),
+            Backend::Emulated => memory.wrap_emulated(map, offset, len)?,
+            Backend::System(gpu) => {
+                let (buffer, at) = gpu.wrap(map, offset, len)?;
+                memory.add_system(buffer, at, len)
+            }
+        };
+        memory.keep(live);
+        Ok(buffer)
+    }
+
+    fn allocation(&self, label: &str, bytes: usize) -> Result<Live> {
+        match self.health.due(&[Fault::NoMemory]) {
+            None => Ok(Live::new(&self.health)),
+            Some(_) => Err(Error::out_of_memory(format!(
+                "metal: no memory for {bytes} bytes ({label}); try a smaller --ctx"
+            ))),
         }
     }
 
@@ -114,18 +186,36 @@ impl Device {
     /// # Errors
     /// `is_unsupported` when the library has none of that name, or cannot be compiled here.
     pub fn pipeline(&self, name: &str, constants: &[u32]) -> Result<Pipeline> {
-        if self.form == Form::Emulated {
-            return emulator::pipeline(name, constants);
+        if self.health.due(&[Fault::NoPipeline]).is_some() {
+            return Err(Error::unsupported(format!(
+                "metal: building the pipeline {name} with constants {constants:?}: a fault that a test asked for"
+            )));
         }
-        let found = stub::LIBRARY.iter().find(|(n, _)| *n == name);
-        let &(name, kernel) = found.ok_or_else(|| {
-            Error::unsupported(format!("metal: the kernel library has no function {name}"))
-        })?;
-        Ok(Pipeline { name: name.into(), code: Code::Scalar(kernel) })
+        let mut threads_max = self.setup.threads_max;
+        let code = match &self.backend {
+            Backend::Recorded => {
+                let found = stub::LIBRARY.iter().find(|(n, _)| *n == name);
+                let (_, kernel) = found.ok_or_else(|| {
+                    Error::unsupported(format!("metal: the kernel library has no function {name}"))
+                })?;
+                Code::Scalar(*kernel)
+            }
+            Backend::Emulated => emulator::pipeline(name, constants)?,
+            Backend::System(gpu) => {
+                let pipeline = gpu.pipeline(name, constants)?;
+                threads_max = pipeline.threads_max();
+                Code::System(pipeline)
+            }
+        };
+        Ok(Pipeline { name: name.into(), code, threads_max, _live: Live::new(&self.health) })
     }
 
     /// A queue; its command buffers run in the order of their commits.
-    pub fn queue(&self) -> Queue {
+    ///
+    /// # Errors
+    /// `is_lost` when the system gives none.
+    pub fn queue(&self) -> Result<Queue> {
+        self.health.check()?;
         Queue::new(self.clone())
     }
 

@@ -1,115 +1,163 @@
-//! Recording and running: an encoder writes commands and barriers into a command buffer, the
-//! queue runs committed buffers in order. It knows no plan.
+//! Recording and running: an encoder writes commands and barriers into a command buffer, the queue hands committed
+//! ones to the device in order, and a wait tells how they ended. It knows no plan.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::ops::RangeInclusive;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use fornax_plan::{Error, Result};
 
-use super::memory::View;
-use super::{Code, Device, Form, Grid, Pipeline, Slice, emulator};
-use crate::hazard::{Access, Touch};
-use crate::stub::Call;
+use super::failure::{Cause, Failure};
+use super::health::{Fault, Live};
+use super::pace::Pace;
+use super::recording::{Arg, Entry, Open, Recording};
+use super::{Backend, Code, Device, Grid, Pipeline, Slice, emulator, stand_in, system};
+use crate::hazard::Access;
 
 /// Argument slots of one kernel, as Metal has them.
 const SLOTS: usize = 31;
 /// Bytes of constants that one command may carry, as Metal has it.
 const CONSTANT_BYTES_MAX: usize = 4096;
-
-#[derive(Debug)]
-pub(super) struct Dispatch {
-    pub(super) pipeline: Pipeline,
-    /// What the command was made for, for errors and times.
-    pub(super) label: u32,
-    pub(super) args: Vec<Option<(Slice, Access)>>,
-    pub(super) constants: Vec<u32>,
-    pub(super) grid: Grid,
-}
-
-impl Dispatch {
-    fn touches(&self) -> impl Iterator<Item = Touch> + '_ {
-        self.args.iter().flatten().map(|(slice, access)| Touch {
-            buffer: slice.buffer.id,
-            bytes: slice.bytes.clone(),
-            access: *access,
-        })
-    }
-}
-
-#[derive(Debug)]
-pub(super) enum Entry {
-    Dispatch(Dispatch),
-    Barrier,
-}
+/// Failures whose command buffers somebody may still wait for.
+const FAILURES_KEPT: usize = 8;
 
 /// Committed work, run in order.
 #[derive(Debug)]
 pub struct Queue {
     device: Device,
     work: Arc<Mutex<Work>>,
+    native: Option<system::Queue>,
+    _live: Live,
+}
+
+/// Work on its way.
+#[derive(Debug)]
+enum Pending {
+    /// For a stand-in, or to be timed command by command.
+    Recorded(Recording),
+    Native(system::Flight),
+    Failed(Failure),
 }
 
 #[derive(Debug, Default)]
 struct Work {
     committed: u64,
     finished: u64,
-    waiting: VecDeque<Vec<Entry>>,
-    /// The first failure; nothing runs after it.
-    failed: Option<String>,
+    waiting: VecDeque<Pending>,
+    /// Memory of earlier recordings.
+    spare: Vec<Recording>,
+    /// What failed, and with it everything that was committed before that was known.
+    failures: VecDeque<(RangeInclusive<u64>, String)>,
+    /// After the last of them nothing works.
+    lost: bool,
     /// Seconds by label, while somebody profiles.
     seconds: Vec<f64>,
+    pace: Pace,
+    device_seconds: f64,
 }
 
 impl Queue {
-    pub(super) fn new(device: Device) -> Queue {
-        Queue { device, work: Arc::default() }
+    pub(super) fn new(device: Device) -> Result<Queue> {
+        let native = match &device.backend {
+            Backend::System(gpu) => Some(gpu.queue()?),
+            _ => None,
+        };
+        let _live = Live::new(&device.health);
+        Ok(Queue { device, work: Arc::default(), native, _live })
     }
 
     /// A command buffer of this queue.
     pub fn command_buffer(&self) -> CommandBuffer {
         CommandBuffer {
-            entries: Vec::new(),
+            recording: self.lock().spare.pop().unwrap_or_default(),
             device: self.device.clone(),
             work: Arc::clone(&self.work),
+            native: self.native.clone(),
+            _live: Live::new(&self.device.health),
         }
+    }
+
+    /// Says how many bytes one row of each label's commands reads: by that, what would run too long at once is cut
+    /// into several command buffers.
+    pub fn set_bytes(&self, by_label: Vec<u64>) {
+        let budget_s = self.device.setup.budget_s;
+        self.lock().pace.set(by_label, budget_s);
+    }
+
+    /// Seconds that the device has worked so far, as it tells them; those of a stand-in are the host's.
+    pub fn device_seconds(&self) -> f64 {
+        self.lock().device_seconds
     }
 
     /// Sums the seconds of the commands run from now on by label, for `labels` of them.
     pub fn start_times(&self, labels: usize) {
-        self.work.lock().unwrap_or_else(PoisonError::into_inner).seconds = vec![0.0; labels];
+        self.lock().seconds = vec![0.0; labels];
     }
 
     /// What [`Queue::start_times`] summed; stops summing.
     pub fn take_times(&self) -> Vec<f64> {
-        std::mem::take(&mut self.work.lock().unwrap_or_else(PoisonError::into_inner).seconds)
+        std::mem::take(&mut self.lock().seconds)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Work> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Commands on their way to a commit.
 #[derive(Debug)]
 pub struct CommandBuffer {
-    entries: Vec<Entry>,
+    recording: Recording,
     device: Device,
     work: Arc<Mutex<Work>>,
+    native: Option<system::Queue>,
+    _live: Live,
 }
 
 impl CommandBuffer {
     /// A concurrent encoder: its commands may run in any order between barriers. It ends when it
     /// is dropped.
     pub fn encoder(&mut self) -> Encoder<'_> {
-        Encoder { buffer: self, pipeline: None, args: Vec::new(), constants: Vec::new() }
+        Encoder { buffer: self, pipeline: None, open: Open::default() }
     }
 
-    /// Hands the commands to the device.
-    pub fn commit(self) -> Committed {
+    /// Hands the commands to the device: at once where there is one, which then runs them by itself.
+    pub fn commit(mut self) -> Committed {
         let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
-        work.waiting.push_back(self.entries);
+        let mut cuts = std::mem::take(&mut self.recording.cuts);
+        work.pace.cuts(self.recording.commands(), &mut cuts);
+        let parts = cuts.len() as u64 + 1;
+        self.recording.cuts = cuts;
+        let fault = self.device.health.due(&[Fault::Failed, Fault::TimedOut, Fault::Ignored]);
+        let pending = match (fault, &self.native) {
+            (Some(fault), _) => Pending::Failed(injected(fault)),
+            (None, Some(native)) if work.seconds.is_empty() => {
+                let plain = self.recording.commands().map(|(_, l, rows)| work.pace.plain(l, rows));
+                let sent = native.commit(&self.device.lock(), &self.recording, plain.sum());
+                self.recording.clear();
+                work.spare.push(self.recording);
+                sent.map_or_else(Pending::Failed, Pending::Native)
+            }
+            (None, _) => Pending::Recorded(self.recording),
+        };
+        work.waiting.push_back(pending);
         work.committed += 1;
         let number = work.committed;
         drop(work);
-        Committed { number, device: self.device, work: self.work }
+        let (device, work, native) = (self.device, self.work, self.native);
+        Committed { number, parts, device, work, native, _live: self._live }
     }
+}
+
+/// A failure that nobody had.
+fn injected(fault: Fault) -> Failure {
+    let cause = match fault {
+        Fault::Ignored => Cause::Ignored,
+        Fault::TimedOut => Cause::TimedOut,
+        _ => Cause::PageFault,
+    };
+    Failure { cause, text: "a fault that a test asked for".to_string() }
 }
 
 /// Writes commands into a command buffer.
@@ -117,193 +165,200 @@ impl CommandBuffer {
 pub struct Encoder<'a> {
     buffer: &'a mut CommandBuffer,
     pipeline: Option<Pipeline>,
-    args: Vec<Option<(Slice, Access)>>,
-    constants: Vec<u32>,
+    open: Open,
 }
 
 impl Encoder<'_> {
-    /// The kernel of the commands that follow; forgets all arguments.
+    /// The kernel of the command that follows; forgets all arguments.
     pub fn set_pipeline(&mut self, pipeline: &Pipeline) {
         self.pipeline = Some(pipeline.clone());
-        self.args.clear();
-        self.constants.clear();
+        self.buffer.recording.begin(&mut self.open);
     }
 
     /// An argument at a slot and how the kernel uses it.
     pub fn set_buffer(&mut self, slot: usize, slice: Slice, access: Access) {
-        if self.args.len() <= slot {
-            self.args.resize(slot + 1, None);
-        }
-        self.args[slot] = Some((slice, access));
+        self.buffer.recording.bind(&self.open, slot, (slice, access));
     }
 
     /// The constants, copied into the command.
     pub fn set_constants(&mut self, words: &[u32]) {
-        self.constants.clear();
-        self.constants.extend_from_slice(words);
+        self.buffer.recording.constants(&self.open, words);
     }
 
     /// Records one command over a grid; the constants are its last argument.
     ///
     /// # Errors
     /// `is_malformed`, naming the kernel and the argument, where Metal's rules are broken: slots,
-    /// constants, ranges outside their buffer, a written argument that overlaps another.
+    /// constants, ranges outside their buffer, a written argument that overlaps another, a grid of
+    /// nothing, more threads than the pipeline has.
     pub fn dispatch(&mut self, label: u32, grid: Grid) -> Result<()> {
         let pipeline = self
             .pipeline
-            .clone()
+            .take()
             .ok_or_else(|| Error::malformed("metal: a dispatch without a pipeline".to_string()))?;
-        let bad = |what: String| Err(Error::malformed(format!("metal: {}: {what}", pipeline.name)));
-        if self.args.len() > SLOTS || 4 * self.constants.len() > CONSTANT_BYTES_MAX {
-            return bad("more arguments or constants than a command holds".into());
-        }
-        for (slot, (slice, access)) in all(&self.args) {
-            let Slice { buffer, bytes } = slice;
-            if bytes.start > bytes.end || bytes.end > buffer.len_bytes || bytes.start % 4 != 0 {
-                let len = buffer.len_bytes;
-                return bad(format!("argument {slot}: bytes {bytes:?} of a buffer of {len}"));
-            }
-            let meets = |o: &Slice| {
-                o.buffer == *buffer && o.bytes.start < bytes.end && bytes.start < o.bytes.end
-            };
-            let other = all(&self.args).find(|(s, (o, _))| *s != slot && meets(o));
-            if let (Access::Write, Some((other, _))) = (access, other) {
-                return bad(format!("argument {slot} is written and overlaps argument {other}"));
-            }
-        }
-        if let Code::Emulated(kernel) = &pipeline.code {
-            for (slot, (_, access)) in all(&self.args) {
-                let writes = |a: &&fornax_msl::Argument| a.index as usize == slot && !a.read_only;
-                let written = kernel.arguments().iter().any(|a| writes(&a));
-                if written != (*access == Access::Write) {
-                    return bad(format!("argument {slot} is bound for {access:?}"));
-                }
-            }
-        }
-        self.buffer.entries.push(Entry::Dispatch(Dispatch {
-            pipeline,
-            label,
-            grid,
-            args: self.args.clone(),
-            constants: self.constants.clone(),
-        }));
+        let recording = &mut self.buffer.recording;
+        let (args, words) = recording.bound(&self.open);
+        check(&pipeline, args, words, grid)
+            .map_err(|what| Error::malformed(format!("metal: {}: {what}", pipeline.name)))?;
+        recording.take(&mut self.open, pipeline, label, grid);
         Ok(())
     }
 
     /// What is recorded after it runs after everything recorded before it.
     pub fn barrier(&mut self) {
-        self.buffer.entries.push(Entry::Barrier);
+        self.buffer.recording.entries.push(Entry::Barrier);
     }
 }
 
-fn all(args: &[Option<(Slice, Access)>]) -> impl Iterator<Item = (usize, &(Slice, Access))> {
+/// Metal's rules, which break silently on a device.
+fn check(
+    pipeline: &Pipeline,
+    args: &[Arg],
+    words: &[u32],
+    grid: Grid,
+) -> std::result::Result<(), String> {
+    if args.len() >= SLOTS || 4 * words.len() > CONSTANT_BYTES_MAX {
+        return Err("more arguments or constants than a command holds".into());
+    }
+    if grid.groups.contains(&0) || grid.threads == 0 {
+        return Err(format!("a grid of nothing, {grid:?}"));
+    }
+    if grid.threads > pipeline.threads_max {
+        let (threads, max) = (grid.threads, pipeline.threads_max);
+        return Err(format!("{threads} threads in a threadgroup, its pipeline has at most {max}"));
+    }
+    for (slot, (slice, access)) in all(args) {
+        let Slice { buffer, bytes } = slice;
+        if bytes.start > bytes.end || bytes.end > buffer.len_bytes || bytes.start % 4 != 0 {
+            let len = buffer.len_bytes;
+            return Err(format!("argument {slot}: bytes {bytes:?} of a buffer of {len}"));
+        }
+        let meets = |o: &Slice| {
+            o.buffer == *buffer && o.bytes.start < bytes.end && bytes.start < o.bytes.end
+        };
+        let other = all(args).find(|(s, (o, _))| *s != slot && meets(o));
+        if let (Access::Write, Some((other, _))) = (access, other) {
+            return Err(format!("argument {slot} is written and overlaps argument {other}"));
+        }
+    }
+    if let Code::Emulated(kernel) = &pipeline.code {
+        for (slot, (_, access)) in all(args) {
+            let writes = |a: &&fornax_msl::Argument| a.index as usize == slot && !a.read_only;
+            let written = kernel.arguments().iter().any(|a| writes(&a));
+            if written != (*access == Access::Write) {
+                return Err(format!("argument {slot} is bound for {access:?}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn all(args: &[Arg]) -> impl Iterator<Item = (usize, &(Slice, Access))> {
     args.iter().enumerate().filter_map(|(slot, arg)| Some((slot, arg.as_ref()?)))
 }
 
-/// A committed command buffer.
+/// What was committed at once: a command buffer, or several where one would run too long.
 #[derive(Debug)]
 pub struct Committed {
     number: u64,
+    parts: u64,
     device: Device,
     work: Arc<Mutex<Work>>,
+    native: Option<system::Queue>,
+    _live: Live,
 }
 
 impl Committed {
-    /// Returns when the buffer and all before it have run.
+    /// Command buffers that it was cut into.
+    pub fn parts(&self) -> u64 {
+        self.parts
+    }
+
+    /// Returns when the commands and all before them have run.
     ///
     /// # Errors
-    /// `is_lost` naming the kernel that failed, for this buffer and for every later one.
+    /// `is_failed` when they did not, or depended on others that did not; `is_lost` when nothing
+    /// that follows will either.
     pub fn wait(&self) -> Result<()> {
         let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
-        while work.finished < self.number && work.failed.is_none() {
-            let Some(entries) = work.waiting.pop_front() else { break };
-            let seed = self.device.order.seed.wrapping_add(work.finished);
-            let ran = match self.device.form {
-                Form::Recorded => run(&self.device, &entries, seed, &mut work.seconds),
-                Form::Emulated => emulator::run(&self.device, &entries, seed, &mut work.seconds),
-            };
-            match ran {
-                Ok(()) => work.finished += 1,
-                Err(what) => work.failed = Some(what),
-            }
+        while work.finished < self.number {
+            let Some(pending) = work.waiting.pop_front() else { break };
+            work.finished += 1;
+            work.settle(&self.device, self.native.as_ref(), pending);
         }
-        match &work.failed {
-            Some(what) => Err(Error::lost(format!("metal: {what}"))),
-            None => Ok(()),
-        }
+        work.told(self.number)
     }
 }
 
-/// Runs one command buffer: group after group, each in a shuffled order.
-fn run(
-    device: &Device,
-    entries: &[Entry],
-    seed: u64,
-    seconds: &mut [f64],
-) -> std::result::Result<(), String> {
-    let groups = entries.split(|e| matches!(e, Entry::Barrier));
-    for (at, group) in groups.enumerate() {
-        let mut commands: Vec<&Dispatch> = group
-            .iter()
-            .filter_map(|e| if let Entry::Dispatch(d) = e { Some(d) } else { None })
-            .collect();
-        if device.order.check_conflicts {
-            conflict(&commands)?;
-        }
-        shuffle(&mut commands, seed.wrapping_mul(1 << 20).wrapping_add(at as u64));
-        for command in commands {
-            let started = Instant::now();
-            execute(device, command)?;
-            if let Some(s) = seconds.get_mut(command.label as usize) {
-                *s += started.elapsed().as_secs_f64();
+impl Work {
+    /// Ends the one of number `finished`.
+    fn settle(&mut self, device: &Device, native: Option<&system::Queue>, pending: Pending) {
+        let number = self.finished;
+        // What follows a failure works on what is not there: a stand-in leaves it out, a device
+        // has done it all the same.
+        let moot = self.failures.iter().any(|(range, _)| range.contains(&number));
+        let ran = match pending {
+            Pending::Failed(failure) => Err(failure),
+            Pending::Native(flight) => {
+                let plain = flight.plain_s();
+                flight.wait().inspect(|s| self.pace.learn(plain, *s))
             }
-        }
-    }
-    Ok(())
-}
-
-/// Names the first two commands of a group that may not run side by side.
-fn conflict(commands: &[&Dispatch]) -> std::result::Result<(), String> {
-    for (at, a) in commands.iter().enumerate() {
-        for b in &commands[at + 1..] {
-            let meet = a.touches().find(|t| b.touches().any(|o| o.conflicts(t)));
-            if let Some(t) = meet {
-                return Err(format!(
-                    "{} (op {}) and {} (op {}) run side by side and both use buffer {}, bytes {:?}",
-                    a.pipeline.name, a.label, b.pipeline.name, b.label, t.buffer, t.bytes
-                ));
+            Pending::Recorded(mut recording) => {
+                let ran = if moot { Ok(0.0) } else { self.run(device, native, &recording) };
+                recording.clear();
+                self.spare.push(recording);
+                ran
             }
-        }
-    }
-    Ok(())
-}
-
-fn execute(device: &Device, command: &Dispatch) -> std::result::Result<(), String> {
-    let mut memory = device.lock();
-    let views = command.args.iter().map(|a| a.as_ref().map(|(slice, _)| memory.view(slice)));
-    let mut call = Call::new(views.collect(), &command.constants);
-    let Code::Scalar(kernel) = command.pipeline.code else {
-        return Err(format!("{} is no scalar kernel", command.pipeline.name));
-    };
-    kernel(&mut call)
-        .map_err(|e| format!("{} (op {}): {e}", command.pipeline.name, command.label))?;
-    for (arg, view) in command.args.iter().zip(call.views()) {
-        let (Some((slice, Access::Write)), Some(View::Words(words))) = (arg, view) else {
-            continue;
         };
-        memory.store(slice, words);
+        match ran {
+            Ok(seconds) => self.device_seconds += seconds,
+            Err(failure) if !moot => self.fail(device, &failure),
+            Err(_) => {}
+        }
     }
-    Ok(())
-}
 
-/// Fisher–Yates over SplitMix64.
-fn shuffle<T>(items: &mut [T], seed: u64) {
-    let mut state = seed;
-    for i in (1..items.len()).rev() {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        items.swap(i, ((z ^ (z >> 31)) % (i as u64 + 1)) as usize);
+    /// Seconds that it took.
+    fn run(
+        &mut self,
+        device: &Device,
+        native: Option<&system::Queue>,
+        recording: &Recording,
+    ) -> std::result::Result<f64, Failure> {
+        if let Some(native) = native {
+            return native.run_each(&device.lock(), recording, &mut self.seconds);
+        }
+        let seed = device.setup.order.seed.wrapping_add(self.finished - 1);
+        let started = Instant::now();
+        let ran = match device.backend {
+            Backend::Recorded => stand_in::run(device, recording, seed, &mut self.seconds),
+            _ => emulator::run(device, recording, seed, &mut self.seconds),
+        };
+        ran.map_err(|text| Failure { cause: Cause::Kernel, text })?;
+        Ok(started.elapsed().as_secs_f64())
+    }
+
+    fn fail(&mut self, device: &Device, failure: &Failure) {
+        let (number, text) = (self.finished, failure.to_string());
+        let last = if failure.cause.is_final() { u64::MAX } else { self.committed };
+        self.lost |= failure.cause.is_final();
+        if failure.cause.is_final() && failure.cause != Cause::Kernel {
+            device.health.lose(&text);
+        }
+        if self.failures.len() == FAILURES_KEPT {
+            self.failures.pop_front();
+        }
+        self.failures.push_back((number..=last, text));
+    }
+
+    fn told(&self, number: u64) -> Result<()> {
+        let Some((range, text)) = self.failures.iter().find(|(range, _)| range.contains(&number))
+        else {
+            return Ok(());
+        };
+        let which = if number == *range.start() { "" } else { "an earlier step failed: " };
+        if *range.end() == u64::MAX {
+            return Err(Error::lost(format!("metal: {which}{text}")));
+        }
+        Err(Error::failed(format!("metal: the step was not done: {which}{text}")))
     }
 }

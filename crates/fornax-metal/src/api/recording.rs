@@ -1,0 +1,121 @@
+//! A command buffer as it is written: commands, barriers, and the arguments of all of them in two lists that are
+//! used again. It knows no device.
+
+use std::ops::Range;
+
+use super::{Grid, Pipeline, Slice};
+use crate::hazard::{Access, Touch};
+
+pub(super) type Arg = Option<(Slice, Access)>;
+
+#[derive(Debug)]
+pub(super) struct Dispatch {
+    pub(super) pipeline: Pipeline,
+    /// What the command was made for, for errors and times.
+    pub(super) label: u32,
+    pub(super) grid: Grid,
+    args: Range<usize>,
+    words: Range<usize>,
+}
+
+#[derive(Debug)]
+pub(super) enum Entry {
+    Dispatch(Dispatch),
+    Barrier,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Recording {
+    pub(super) entries: Vec<Entry>,
+    args: Vec<Arg>,
+    words: Vec<u32>,
+    /// Entries before which a new command buffer begins.
+    pub(super) cuts: Vec<usize>,
+}
+
+impl Recording {
+    /// The arguments by slot, without the constants.
+    pub(super) fn args(&self, d: &Dispatch) -> &[Arg] {
+        &self.args[d.args.clone()]
+    }
+
+    /// The constants, which are the argument after the last.
+    pub(super) fn words(&self, d: &Dispatch) -> &[u32] {
+        &self.words[d.words.clone()]
+    }
+
+    /// How the command uses memory.
+    pub(super) fn touches(&self, d: &Dispatch) -> impl Iterator<Item = Touch> + '_ {
+        self.args(d).iter().flatten().map(|(slice, access)| Touch {
+            buffer: slice.buffer.id,
+            bytes: slice.bytes.clone(),
+            access: *access,
+        })
+    }
+
+    /// Whether what stands before entry `at` is done before it begins.
+    pub(super) fn is_fence(&self, at: usize) -> bool {
+        matches!(self.entries[at], Entry::Barrier) || self.cuts.contains(&at)
+    }
+
+    /// The entries of each command buffer.
+    #[cfg_attr(not(target_os = "macos"), allow(dead_code, reason = "for the system's Metal"))]
+    pub(super) fn parts(&self) -> impl Iterator<Item = &[Entry]> {
+        let ends = self.cuts.iter().copied().chain([self.entries.len()]);
+        let mut start = 0;
+        ends.map(move |end| &self.entries[std::mem::replace(&mut start, end)..end])
+    }
+
+    /// Place in the list, label and rows of every command.
+    pub(super) fn commands(&self) -> impl Iterator<Item = (usize, u32, u32)> + '_ {
+        self.entries.iter().enumerate().filter_map(|(at, entry)| match entry {
+            Entry::Dispatch(d) => Some((at, d.label, self.words(d).first().copied().unwrap_or(0))),
+            Entry::Barrier => None,
+        })
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.entries.clear();
+        self.args.clear();
+        self.words.clear();
+        self.cuts.clear();
+    }
+
+    /// Begins a command's arguments; forgets those that no command took.
+    pub(super) fn begin(&mut self, open: &mut Open) {
+        self.args.truncate(open.args);
+        self.words.truncate(open.words);
+        *open = Open { args: self.args.len(), words: self.words.len() };
+    }
+
+    pub(super) fn bind(&mut self, open: &Open, slot: usize, arg: (Slice, Access)) {
+        if self.args.len() <= open.args + slot {
+            self.args.resize(open.args + slot + 1, None);
+        }
+        self.args[open.args + slot] = Some(arg);
+    }
+
+    pub(super) fn constants(&mut self, open: &Open, words: &[u32]) {
+        self.words.truncate(open.words);
+        self.words.extend_from_slice(words);
+    }
+
+    /// What is bound so far.
+    pub(super) fn bound(&self, open: &Open) -> (&[Arg], &[u32]) {
+        (&self.args[open.args..], &self.words[open.words..])
+    }
+
+    /// Makes a command of what is bound.
+    pub(super) fn take(&mut self, open: &mut Open, pipeline: Pipeline, label: u32, grid: Grid) {
+        let (args, words) = (open.args..self.args.len(), open.words..self.words.len());
+        self.entries.push(Entry::Dispatch(Dispatch { pipeline, label, grid, args, words }));
+        *open = Open { args: self.args.len(), words: self.words.len() };
+    }
+}
+
+/// Where the arguments of the command being written begin.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Open {
+    args: usize,
+    words: usize,
+}
