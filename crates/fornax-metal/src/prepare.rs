@@ -5,21 +5,21 @@
 use fornax_gguf::TensorType;
 use fornax_plan::liveness::{self, Buffers};
 use fornax_plan::{
-    ActMode, Activation, Error, KvRef, KvType, Limits, Linear, Op, Plan, Refusal, Result,
-    RopePairs, RowSpace, ValueId, ValueType, WeightId,
+    ActMode, Error, KvType, Limits, Op, Plan, Refusal, Result, RowSpace, ValueId, ValueType,
+    WeightId,
 };
 
 use crate::api::{Buffer, Device, Form};
-use crate::args::{
-    ArgmaxArgs, AttentionArgs, CopyArgs, EmbedArgs, GatedArgs, KvWriteArgs, MatmulArgs, NormArgs,
-    RopeArgs, SelectArgs,
-};
-use crate::encode::{Axis, Command, Extent, Place, Span};
+use crate::encode::{Command, Extent, Place};
 use crate::feed::Shape;
-use crate::hazard::Access::{self, Read, Write};
+use crate::hazard::Access::{self, Read};
 use crate::{library, stub};
 
+mod attention;
+mod calls;
+mod linear;
 mod lower;
+mod recorded;
 
 /// Tokens of one KV block.
 pub(crate) const KV_BLOCK: u32 = 32;
@@ -28,7 +28,7 @@ pub(crate) const KV_BLOCK: u32 = 32;
 pub(crate) fn refusals(plan: &Plan, limits: &Limits, form: Form) -> Vec<Refusal> {
     let (types, wide) = match form {
         Form::Recorded => (stub::WEIGHT_TYPES, u32::MAX),
-        Form::Emulated | Form::System => (library::WEIGHT_TYPES, lower::HEAD_WIDTH_MAX),
+        Form::Emulated => (library::WEIGHT_TYPES, attention::HEAD_WIDTH_MAX),
     };
     let mut all = Vec::new();
     let mut refuse = |what: String, why: String, help: &str| {
@@ -163,12 +163,8 @@ pub(crate) fn prepare(
         },
     };
     match device.form() {
-        Form::Recorded => {
-            for (at, op) in plan.ops.iter().enumerate() {
-                builder.op(at as u32, op)?;
-            }
-        }
-        Form::Emulated | Form::System => builder.lower()?,
+        Form::Recorded => builder.record()?,
+        Form::Emulated => builder.lower()?,
     }
     Ok(builder.out)
 }
@@ -200,7 +196,7 @@ fn pools(
 fn stored_as(kv: KvType, form: Form) -> Option<TensorType> {
     match (kv, form) {
         (KvType::F32, _) => Some(TensorType::F32),
-        (KvType::F16, Form::Emulated | Form::System) => Some(TensorType::F16),
+        (KvType::F16, Form::Emulated) => Some(TensorType::F16),
         _ => None,
     }
 }
@@ -227,257 +223,5 @@ impl Builder<'_> {
             RowSpace::Tokens => Extent::Rows,
             RowSpace::Wanted => Extent::Wanted,
         }
-    }
-
-    fn push(
-        &mut self,
-        op: u32,
-        name: &str,
-        extent: Extent,
-        args: Vec<Arg>,
-        constants: Vec<u32>,
-    ) -> Result<()> {
-        let pipeline = self.device.pipeline(name, &[])?;
-        let (when, span) = (0..=u32::MAX, Span { axes: [Axis::Fixed(1); 3], threads: 1 });
-        let base_at = None;
-        let command = Command { op, pipeline, args, constants, base_at, extent, when, span };
-        self.out.commands.push(command);
-        Ok(())
-    }
-
-    fn op(&mut self, at: u32, op: &Op) -> Result<()> {
-        match *op {
-            Op::Embed { table, scale, out } => {
-                let w = &self.plan.weights[table.ix()];
-                let args = vec![
-                    self.weight(table),
-                    Some((Place::Rows, Read)),
-                    Some((Place::Fixed(self.out.last.all()), Read)),
-                    self.value(out, Write),
-                ];
-                let constants = EmbedArgs { rows: 0, width: w.cols, vocab: w.rows, scale }.words();
-                self.push(at, &stub::entry("embed", w.ty), Extent::Rows, args, constants)
-            }
-            Op::RmsNorm { x, weight, eps, residual, out } => {
-                let args = vec![
-                    self.value(x, Read),
-                    self.weight(weight),
-                    residual.and_then(|r| self.value(r, Read)),
-                    self.value(out, Write),
-                ];
-                let residual = u32::from(residual.is_some());
-                let width = self.plan.width(x);
-                let constants = NormArgs { rows: 0, width, eps, residual }.words();
-                self.push(at, "rms_norm", self.extent(x), args, constants)
-            }
-            Op::MatMul { x, linear, residual, out } => {
-                self.matmul(at, x, linear, residual, out, (1.0, None))
-            }
-            Op::Qkv { x, q, k, v, q_out, k_out, v_out } => {
-                self.matmul(at, x, q, None, q_out, (1.0, None))?;
-                self.matmul(at, x, k, None, k_out, (1.0, None))?;
-                self.matmul(at, x, v, None, v_out, (1.0, None))
-            }
-            Op::QkNormRope { q, k, q_norm, k_norm, q_out, k_out, .. } => {
-                self.norm_rope(at, op, q, q_norm, q_out)?;
-                self.norm_rope(at, op, k, k_norm, k_out)
-            }
-            Op::KvWrite { k, v, kv } => self.kv_write(at, k, v, kv),
-            Op::Attention { .. } => self.attention(at, op),
-            Op::GatedMlp { x, gate, up, act, out } => self.gated(at, x, [gate, up], act, out),
-            Op::SelectRows { x, out } => {
-                let x_arg = match self.value(x, Read) {
-                    // Any row may be chosen, so the whole buffer is read.
-                    Some((Place::Value(buffer, _), access)) => {
-                        Some((Place::Fixed(buffer.all()), access))
-                    }
-                    other => other,
-                };
-                let args = vec![x_arg, Some((Place::Wanted, Read)), self.value(out, Write)];
-                let constants = SelectArgs { rows: 0, width: self.plan.width(x) }.words();
-                self.push(at, "select_rows", Extent::Wanted, args, constants)
-            }
-            Op::Logits { x, linear, scale, softcap, out } => {
-                self.matmul(at, x, linear, None, out, (scale, softcap))?;
-                self.copy(at, out, Place::Logits)
-            }
-            Op::Sample { logits } => self.argmax(at, logits),
-            Op::HiddenOut { x } => self.copy(at, x, Place::Hidden),
-            Op::ShortConv { .. } | Op::MoeRoute { .. } | Op::MoeMlp { .. } => {
-                Err(Error::unsupported(format!("metal: no kernel for {}", op.name())))
-            }
-        }
-    }
-
-    fn matmul(
-        &mut self,
-        at: u32,
-        x: ValueId,
-        linear: Linear,
-        residual: Option<ValueId>,
-        out: ValueId,
-        (scale, softcap): (f32, Option<f32>),
-    ) -> Result<()> {
-        let w = &self.plan.weights[linear.weight.ix()];
-        let args = vec![
-            self.weight(linear.weight),
-            self.value(x, Read),
-            self.optional(linear.bias),
-            residual.and_then(|r| self.value(r, Read)),
-            self.value(out, Write),
-        ];
-        let constants = MatmulArgs {
-            rows: 0,
-            cols: w.cols,
-            outs: w.rows,
-            bias: u32::from(linear.bias.is_some()),
-            residual: u32::from(residual.is_some()),
-            scale,
-            softcap: softcap.unwrap_or(0.0),
-        };
-        let name = stub::entry("matmul", w.ty);
-        self.push(at, &name, self.extent(x), args, constants.words())
-    }
-
-    fn gated(
-        &mut self,
-        at: u32,
-        x: ValueId,
-        [gate, up]: [Linear; 2],
-        act: Activation,
-        out: ValueId,
-    ) -> Result<()> {
-        let w = &self.plan.weights[gate.weight.ix()];
-        let args = vec![
-            self.weight(gate.weight),
-            self.weight(up.weight),
-            self.value(x, Read),
-            self.optional(gate.bias),
-            self.optional(up.bias),
-            self.value(out, Write),
-        ];
-        let (act, alpha, limit) = match act {
-            Activation::Silu => (0, 0.0, 0.0),
-            Activation::GeluTanh => (1, 0.0, 0.0),
-            Activation::SwigluClamped { alpha, limit } => (2, alpha, limit),
-        };
-        let bias = u32::from(gate.bias.is_some()) | u32::from(up.bias.is_some()) << 1;
-        let (cols, outs) = (w.cols, w.rows);
-        let constants =
-            GatedArgs { rows: 0, cols, outs, bias, act, alpha, limit, eps: 0.0 }.words();
-        self.push(at, &stub::entry("gated_mlp", w.ty), self.extent(x), args, constants)
-    }
-
-    fn norm_rope(
-        &mut self,
-        at: u32,
-        op: &Op,
-        x: ValueId,
-        norm: Option<WeightId>,
-        out: ValueId,
-    ) -> Result<()> {
-        let Op::QkNormRope { eps, rope, dim, .. } = *op else { return Ok(()) };
-        let table = rope.map(|r| &self.plan.ropes[r.ix()]);
-        let args = vec![
-            self.value(x, Read),
-            self.optional(norm),
-            rope.map(|r| (Place::Fixed(self.ropes[r.ix()].all()), Read)),
-            Some((Place::Rows, Read)),
-            self.value(out, Write),
-        ];
-        let constants = RopeArgs {
-            rows: 0,
-            heads: self.plan.width(x) / dim,
-            dim,
-            norm: u32::from(norm.is_some()),
-            eps,
-            pairs: table.map_or(0, |t| t.inv_freq.len() as u32),
-            halves: u32::from(table.is_some_and(|t| t.pairs == RopePairs::Halves)),
-            magnitude: table.map_or(1.0, |t| t.magnitude),
-        };
-        self.push(at, "norm_rope", Extent::Rows, args, constants.words())
-    }
-
-    fn kv_write(&mut self, at: u32, k: ValueId, v: ValueId, kv: KvRef) -> Result<()> {
-        let (keys, values) = self.out.pools[kv.group as usize][kv.layer as usize];
-        let args = vec![
-            self.value(k, Read),
-            self.value(v, Read),
-            Some((Place::Rows, Read)),
-            Some((Place::Table(kv.group as usize), Read)),
-            Some((Place::Fixed(keys.all()), Write)),
-            Some((Place::Fixed(values.all()), Write)),
-        ];
-        let constants = KvWriteArgs {
-            rows: 0,
-            k_width: self.plan.width(k),
-            v_width: self.plan.width(v),
-            block: KV_BLOCK,
-            stride: self.shape.stride as u32,
-        };
-        self.push(at, "kv_write", Extent::Rows, args, constants.words())
-    }
-
-    fn attention(&mut self, at: u32, op: &Op) -> Result<()> {
-        let Op::Attention { q, kv, heads, scale, softcap, sinks, out } = *op else {
-            return Ok(());
-        };
-        let group = &self.plan.kv[kv.group as usize];
-        let (keys, values) = self.out.pools[kv.group as usize][kv.layer as usize];
-        let args = vec![
-            self.value(q, Read),
-            Some((Place::Rows, Read)),
-            Some((Place::Table(kv.group as usize), Read)),
-            Some((Place::Fixed(keys.all()), Read)),
-            Some((Place::Fixed(values.all()), Read)),
-            self.optional(sinks),
-            self.value(out, Write),
-        ];
-        let constants = AttentionArgs {
-            rows: 0,
-            heads,
-            kv_heads: group.heads,
-            k_width: group.k_width,
-            v_width: group.v_width,
-            block: KV_BLOCK,
-            stride: self.shape.stride as u32,
-            window: group.window.unwrap_or(0),
-            scale,
-            softcap: softcap.unwrap_or(0.0),
-            sinks: u32::from(sinks.is_some()),
-            splits: 1,
-        };
-        self.push(at, "attention", Extent::Rows, args, constants.words())
-    }
-
-    fn argmax(&mut self, at: u32, logits: ValueId) -> Result<()> {
-        let args = vec![
-            self.value(logits, Read),
-            Some((Place::Wanted, Read)),
-            Some((Place::AllRows, Write)),
-            Some((Place::Fixed(self.out.last.all()), Write)),
-            Some((Place::Stops, Read)),
-            Some((Place::Fixed(self.out.stop.all()), Read)),
-            Some((Place::Out, Write)),
-        ];
-        let (first, next) = self.shape.out_counts();
-        let constants = ArgmaxArgs {
-            rows: 0,
-            vocab: self.plan.width(logits),
-            base: 0,
-            out_first: first as u32,
-            out_next: next as u32,
-        };
-        self.push(at, "argmax", Extent::Wanted, args, constants.words())?;
-        if let Some(command) = self.out.commands.last_mut() {
-            command.base_at = Some(2);
-        }
-        Ok(())
-    }
-
-    fn copy(&mut self, at: u32, x: ValueId, to: Place) -> Result<()> {
-        let args = vec![self.value(x, Read), Some((to, Write))];
-        let constants = CopyArgs { rows: 0, width: self.plan.width(x) }.words();
-        self.push(at, "copy", Extent::FirstWanted, args, constants)
     }
 }
