@@ -31,6 +31,7 @@
 #![forbid(unsafe_code)]
 
 pub mod arch;
+pub mod constrain;
 mod error;
 mod model;
 mod perplexity;
