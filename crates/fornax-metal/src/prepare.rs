@@ -28,7 +28,7 @@ pub(crate) const KV_BLOCK: u32 = 32;
 pub(crate) fn refusals(plan: &Plan, limits: &Limits, form: Form) -> Vec<Refusal> {
     let (types, wide) = match form {
         Form::Recorded => (stub::WEIGHT_TYPES, u32::MAX),
-        Form::Emulated => (library::WEIGHT_TYPES, attention::HEAD_WIDTH_MAX),
+        Form::Emulated | Form::System => (library::WEIGHT_TYPES, attention::HEAD_WIDTH_MAX),
     };
     let mut all = Vec::new();
     let mut refuse = |what: String, why: String, help: &str| {
@@ -164,7 +164,7 @@ pub(crate) fn prepare(
     };
     match device.form() {
         Form::Recorded => builder.record()?,
-        Form::Emulated => builder.lower()?,
+        Form::Emulated | Form::System => builder.lower()?,
     }
     Ok(builder.out)
 }
@@ -196,7 +196,7 @@ fn pools(
 fn stored_as(kv: KvType, form: Form) -> Option<TensorType> {
     match (kv, form) {
         (KvType::F32, _) => Some(TensorType::F32),
-        (KvType::F16, Form::Emulated) => Some(TensorType::F16),
+        (KvType::F16, Form::Emulated | Form::System) => Some(TensorType::F16),
         _ => None,
     }
 }
