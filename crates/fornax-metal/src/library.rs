@@ -99,7 +99,7 @@ pub(crate) const WEIGHT_TYPES: &[TensorType] = &[
 ];
 
 /// The types that keys and values are stored in.
-pub(crate) const KV_TYPES: &[TensorType] = &[TensorType::F32, TensorType::F16];
+pub(crate) const KV_TYPES: &[TensorType] = &[TensorType::F32, TensorType::F16, TensorType::Q8_0];
 
 /// The entry name of a kernel with an instance for each type: the kernel, then the type in lower
 /// case.

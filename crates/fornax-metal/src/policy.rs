@@ -53,6 +53,13 @@ pub(crate) fn heads_together(group: u32) -> u32 {
     (1..=8).rev().find(|n| group.is_multiple_of(*n)).unwrap_or(1)
 }
 
+/// The same for prefill, where a simdgroup holds a query and a mix of every head in registers:
+/// no more of them than leave room for the rest.
+pub(crate) fn heads_tiled(group: u32, width: u32) -> u32 {
+    let most = (512 / width.max(1)).clamp(1, 4);
+    (1..=most).rev().find(|n| group.is_multiple_of(*n)).unwrap_or(1)
+}
+
 /// Shares of the keys of one sequence at most, for a table of so many blocks.
 pub(crate) fn splits(blocks: u32) -> u32 {
     blocks.clamp(1, 32)
@@ -96,6 +103,8 @@ mod tests {
     fn heads_leave_no_rest() {
         let all = [(1, 1), (2, 2), (7, 7), (8, 8), (9, 3), (11, 1), (12, 6), (16, 8)];
         assert_eq!(all.map(|(n, _)| heads_together(n)), all.map(|(_, m)| m));
+        let tiled = [(1, 64, 1), (2, 128, 2), (7, 64, 1), (8, 128, 4), (6, 64, 3), (4, 256, 2)];
+        assert_eq!(tiled.map(|(n, w, _)| heads_tiled(n, w)), tiled.map(|(_, _, m)| m));
     }
 
     #[test]

@@ -5,8 +5,8 @@
 use fornax_gguf::TensorType;
 use fornax_plan::liveness::{self, Buffers};
 use fornax_plan::{
-    ActMode, Error, KvType, Limits, Op, Plan, Refusal, Result, RowSpace, ValueId, ValueType,
-    WeightId,
+    ActMode, Error, KvGroup, KvType, Limits, Op, Plan, Refusal, Result, RowSpace, ValueId,
+    ValueType, WeightId,
 };
 
 use crate::api::{Buffer, Device, Form};
@@ -44,6 +44,11 @@ pub(crate) fn refusals(plan: &Plan, limits: &Limits, form: Form) -> Vec<Refusal>
     if stored_as(limits.kv_type, form).is_none() {
         let why = format!("{:?} is not stored by this form", limits.kv_type);
         refuse("kv type".to_string(), why, "use --kv-type f16 or f32, or --device cpu");
+    }
+    let odd = |g: &KvGroup| !g.k_width.is_multiple_of(32) || !g.v_width.is_multiple_of(32);
+    if limits.kv_type == KvType::Q8_0 && plan.kv.iter().any(odd) {
+        let why = "a head's width is not a multiple of 32".to_string();
+        refuse("kv type q8_0".to_string(), why, "use --kv-type f16");
     }
     for g in plan.kv.iter().filter(|g| g.k_width.max(g.v_width) > wide) {
         let what = format!("attention heads of {} and {}", g.k_width, g.v_width);
@@ -184,9 +189,9 @@ fn pools(
 ) -> Result<Vec<Vec<(Buffer, Buffer)>>> {
     let pool = |label, width: u32| {
         let elements = limits.kv_blocks as usize * (KV_BLOCK * width) as usize;
-        device.buffer(label, elements * kv.block_bytes() / 4)
+        device.buffer(label, elements / kv.block_len() * kv.block_bytes() / 4)
     };
-    let pair = |g: &fornax_plan::KvGroup| {
+    let pair = |g: &KvGroup| {
         Ok((pool("keys", g.heads * g.k_width)?, pool("values", g.heads * g.v_width)?))
     };
     plan.kv.iter().map(|g| g.layers.iter().map(|_| pair(g)).collect()).collect()
@@ -197,6 +202,7 @@ fn stored_as(kv: KvType, form: Form) -> Option<TensorType> {
     match (kv, form) {
         (KvType::F32, _) => Some(TensorType::F32),
         (KvType::F16, Form::Emulated | Form::System) => Some(TensorType::F16),
+        (KvType::Q8_0, Form::Emulated | Form::System) => Some(TensorType::Q8_0),
         _ => None,
     }
 }

@@ -309,8 +309,8 @@ fn bytes_by_op(plan: &Plan, limits: &Limits) -> Vec<u64> {
 
 /// The first word of `len` elements from `at` on, the bytes before them in it, and their bytes.
 fn words_of(ty: TensorType, at: usize, len: usize) -> (usize, usize, usize) {
-    let unit = ty.block_bytes();
-    (at * unit / 4, at * unit % 4, len * unit)
+    let bytes = |elements: usize| elements / ty.block_len() * ty.block_bytes();
+    (bytes(at) / 4, bytes(at) % 4, bytes(len))
 }
 
 /// Elements of a row of logits and of a hidden row; 0 where the plan hands none out.

@@ -5,7 +5,7 @@
 // Heads are at most 256 wide: a lane holds every 32nd element, K_EACH of a key and V_EACH of a value.
 // Threads: said at each kernel; a lane of a simdgroup always holds the same elements of a head.
 // Bytes: decode reads each K and V element once for up to eight query heads of its key head; prefill once for eight rows of
-// one query head. Softmax is online: no score is kept, and there is no limit on the keys. Accumulates in float.
+// up to eight. Softmax is online: no score is kept, and there is no limit on the keys. Accumulates in float.
 #include <metal_stdlib>
 #include <metal_simdgroup>
 using namespace metal;
@@ -17,6 +17,24 @@ constant uint V_EACH [[function_constant(2)]];
 // The most that the host may ask for.
 constant constexpr uint MOST_HEADS = 8;
 constant constexpr uint MOST_EACH = 8;
+
+// Q8_0: elements are d * q.
+struct Eights {
+    half d;
+    char q[32];
+};
+
+inline float stored(device const float *pool, ulong i) {
+    return pool[i];
+}
+
+inline float stored(device const half *pool, ulong i) {
+    return float(pool[i]);
+}
+
+inline float stored(device const Eights *pool, ulong i) {
+    return float(pool[i / 32].d) * float(pool[i / 32].q[i % 32]);
+}
 
 struct AttentionArgs {
     uint rows, heads, kv_heads, k_width, v_width, block, stride, window;
@@ -74,7 +92,7 @@ kernel void attention_split(device const float *q [[buffer(0)]], device const ui
             float ks[MOST_EACH];
             for (uint j = 0; j < K_EACH; j++) {
                 const uint d = lane + 32 * j;
-                ks[j] = d < args.k_width ? float(keys[at[u] * args.k_width + d]) : 0.0f;
+                ks[j] = d < args.k_width ? stored(keys, at[u] * args.k_width + d) : 0.0f;
             }
             for (uint h = 0; h < HEADS; h++) {
                 float dot = 0;
@@ -101,7 +119,7 @@ kernel void attention_split(device const float *q [[buffer(0)]], device const ui
         for (uint u = 0; u < 4; u++) {
             for (uint j = 0; j < V_EACH; j++) {
                 const uint d = lane + 32 * j;
-                const float v = d < args.v_width ? float(values[at[u] * args.v_width + d]) : 0.0f;
+                const float v = d < args.v_width ? stored(values, at[u] * args.v_width + d) : 0.0f;
                 for (uint h = 0; h < HEADS; h++) {
                     mix[h][j] = fma(scores[h][u], v, mix[h][j]);
                 }
@@ -160,8 +178,8 @@ kernel void attention_reduce(device const float *partials [[buffer(0)]], device 
 constant constexpr uint TILE = 8;
 constant constexpr uint WIDTH = 32 * MOST_EACH;
 
-// Prefill. Threads: eight simdgroups for eight rows, along y, of a head, along x. The keys that the rows of one sequence see
-// pass through threadgroup memory, eight at a time, and are read once for all eight rows.
+// Prefill. Threads: eight simdgroups for eight rows, along y, of HEADS query heads of one key head, along x. The keys that the
+// rows of one sequence see pass through threadgroup memory, eight at a time, and are read once for all rows and heads.
 template <typename KV>
 kernel void attention_tiled(device const float *q [[buffer(0)]], device const uint *rows [[buffer(1)]],
                             device const uint *tables [[buffer(2)]], device const KV *keys [[buffer(3)]],
@@ -170,22 +188,25 @@ kernel void attention_tiled(device const float *q [[buffer(0)]], device const ui
                             uint2 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
                             uint simd [[simdgroup_index_in_threadgroup]]) {
     threadgroup float ks[TILE * WIDTH], vs[TILE * WIDTH];
-    const uint head = group.x, kv = head / (args.heads / args.kv_heads);
+    const uint head0 = group.x * HEADS, kv = head0 / (args.heads / args.kv_heads);
     const uint row0 = group.y * TILE, n = min(TILE, args.rows - row0);
     const bool valid = simd < n;
     device const uint *mine = rows + 8 * (row0 + min(simd, n - 1));
     const bool live = valid && mine[4] != 0;
     const uint pos = mine[1], first = first_key(pos, args);
-    const ulong at_head = ulong(row0 + min(simd, n - 1)) * args.heads + head;
-    float qs[MOST_EACH], mix[MOST_EACH];
-    for (uint j = 0; j < K_EACH; j++) {
-        const uint d = lane + 32 * j;
-        qs[j] = d < args.k_width ? q[at_head * args.k_width + d] * args.scale : 0.0f;
+    const ulong at_head = ulong(row0 + min(simd, n - 1)) * args.heads + head0;
+    float qs[MOST_HEADS][MOST_EACH], mix[MOST_HEADS][MOST_EACH], best[MOST_HEADS], sum[MOST_HEADS];
+    for (uint h = 0; h < HEADS; h++) {
+        for (uint j = 0; j < K_EACH; j++) {
+            const uint d = lane + 32 * j;
+            qs[h][j] = d < args.k_width ? q[(at_head + h) * args.k_width + d] * args.scale : 0.0f;
+        }
+        for (uint j = 0; j < V_EACH; j++) {
+            mix[h][j] = 0;
+        }
+        best[h] = args.sinks ? sinks[head0 + h] : -INFINITY;
+        sum[h] = args.sinks ? 1.0f : 0.0f;
     }
-    for (uint j = 0; j < V_EACH; j++) {
-        mix[j] = 0;
-    }
-    float best = args.sinks ? sinks[head] : -INFINITY, sum = args.sinks ? 1.0f : 0.0f;
     for (uint a = 0, b = 0; a < n; a = b) {
         const uint seq = rows[8 * (row0 + a) + 2];
         uint low = 0xffffffffu, high = 0;
@@ -201,53 +222,57 @@ kernel void attention_tiled(device const float *q [[buffer(0)]], device const ui
             if (key + simd < high) {
                 const ulong at = token_at(tables, seq, key + simd, args) * args.kv_heads + kv;
                 for (uint d = lane; d < args.k_width; d += 32) {
-                    ks[simd * WIDTH + d] = float(keys[at * args.k_width + d]);
+                    ks[simd * WIDTH + d] = stored(keys, at * args.k_width + d);
                 }
                 for (uint d = lane; d < args.v_width; d += 32) {
-                    vs[simd * WIDTH + d] = float(values[at * args.v_width + d]);
+                    vs[simd * WIDTH + d] = stored(values, at * args.v_width + d);
                 }
             }
             threadgroup_barrier(mem_flags::mem_threadgroup);
             if (!live || simd < a || simd >= b || key > pos || key + TILE <= first) {
                 continue;
             }
-            // At least one of these keys is seen, so that the largest score is finite.
-            float scores[TILE], top = best;
-            for (uint u = 0; u < TILE; u++) {
-                scores[u] = -INFINITY;
-                if (key + u >= first && key + u <= pos) {
-                    float dot = 0;
-                    for (uint j = 0; j < K_EACH; j++) {
-                        const uint d = lane + 32 * j;
-                        dot = d < args.k_width ? fma(qs[j], ks[u * WIDTH + d], dot) : dot;
+            for (uint h = 0; h < HEADS; h++) {
+                // At least one of these keys is seen, so that the largest score is finite.
+                float scores[TILE], top = best[h];
+                for (uint u = 0; u < TILE; u++) {
+                    scores[u] = -INFINITY;
+                    if (key + u >= first && key + u <= pos) {
+                        float dot = 0;
+                        for (uint j = 0; j < K_EACH; j++) {
+                            const uint d = lane + 32 * j;
+                            dot = d < args.k_width ? fma(qs[h][j], ks[u * WIDTH + d], dot) : dot;
+                        }
+                        scores[u] = capped(simd_sum(dot), args);
+                        top = max(top, scores[u]);
                     }
-                    scores[u] = capped(simd_sum(dot), args);
-                    top = max(top, scores[u]);
                 }
-            }
-            const float keep = exp(best - top);
-            best = top;
-            sum *= keep;
-            for (uint j = 0; j < V_EACH; j++) {
-                mix[j] *= keep;
-            }
-            for (uint u = 0; u < TILE; u++) {
-                if (key + u < first || key + u > pos) {
-                    continue;
-                }
-                const float weight = exp(scores[u] - top);
-                sum += weight;
+                const float keep = exp(best[h] - top);
+                best[h] = top;
+                sum[h] *= keep;
                 for (uint j = 0; j < V_EACH; j++) {
-                    const uint d = lane + 32 * j;
-                    mix[j] = d < args.v_width ? fma(weight, vs[u * WIDTH + d], mix[j]) : 0.0f;
+                    mix[h][j] *= keep;
+                }
+                for (uint u = 0; u < TILE; u++) {
+                    if (key + u < first || key + u > pos) {
+                        continue;
+                    }
+                    const float weight = exp(scores[u] - top);
+                    sum[h] += weight;
+                    for (uint j = 0; j < V_EACH; j++) {
+                        const uint d = lane + 32 * j;
+                        mix[h][j] = d < args.v_width ? fma(weight, vs[u * WIDTH + d], mix[h][j]) : 0.0f;
+                    }
                 }
             }
         }
     }
-    for (uint j = 0; j < V_EACH; j++) {
-        const uint d = lane + 32 * j;
-        if (valid && d < args.v_width) {
-            out[at_head * args.v_width + d] = live ? mix[j] / sum : 0.0f;
+    for (uint h = 0; h < HEADS; h++) {
+        for (uint j = 0; j < V_EACH; j++) {
+            const uint d = lane + 32 * j;
+            if (valid && d < args.v_width) {
+                out[(at_head + h) * args.v_width + d] = live ? mix[h][j] / sum[h] : 0.0f;
+            }
         }
     }
 }
@@ -255,5 +280,7 @@ kernel void attention_tiled(device const float *q [[buffer(0)]], device const ui
 #define KERNEL(name, ...) template [[host_name(name)]] kernel decltype(__VA_ARGS__) __VA_ARGS__;
 KERNEL("attention_split_f32", attention_split<float>)
 KERNEL("attention_split_f16", attention_split<half>)
+KERNEL("attention_split_q8_0", attention_split<Eights>)
 KERNEL("attention_tiled_f32", attention_tiled<float>)
 KERNEL("attention_tiled_f16", attention_tiled<half>)
+KERNEL("attention_tiled_q8_0", attention_tiled<Eights>)

@@ -1,7 +1,8 @@
 // RMS norm of heads, rotary positions, and keys and values into the paged cache.
 //
-// Layout: q, k, v rows x (heads x dim) floats; a pool is [block][token][kv head x width] of one layer, keys and values apart;
-// rows 8 words each: token, position, sequence, slot, tokens left, ...; tables a sequence's blocks, `stride` apart.
+// Layout: q, k, v rows x (heads x dim) floats; a pool is [block][token][kv head x width] of one layer, keys and values apart,
+// in floats, halves or blocks of 32 (no head's end is within one); rows 8 words each: token, position, sequence, slot, tokens
+// left, ...; tables a sequence's blocks, `stride` apart. Heads of keys are at most 256 wide.
 // Threads: a simdgroup a head of a row, four heads a threadgroup; heads along x, rows along y. A lane every 32nd pair.
 // Bytes: with a norm an element is read twice (the second time from the cache), else once. Accumulates in float.
 #include <metal_stdlib>
@@ -14,10 +15,10 @@ struct Rotation {
 };
 
 // One head; `pairs` of it are rotated (halves apart, or neighbours), the rest is normed alone. `norm` may be read where
-// `normed`.
-template <typename T>
+// `normed`. `to` is a pointer to floats of any address space.
+template <typename TO>
 inline void rotated(device const float *x, device const float *norm, bool normed, device const float *freqs, uint pos,
-                    Rotation r, uint lane, device T *to) {
+                    Rotation r, uint lane, TO to) {
     float scale = 1;
     if (normed) {
         float sum = 0;
@@ -35,11 +36,11 @@ inline void rotated(device const float *x, device const float *norm, bool normed
         }
         const float angle = float(pos) * freqs[i];
         const float s = sin(angle), c = cos(angle);
-        to[p] = T(r.magnitude * (u * c - v * s));
-        to[q] = T(r.magnitude * (u * s + v * c));
+        to[p] = r.magnitude * (u * c - v * s);
+        to[q] = r.magnitude * (u * s + v * c);
     }
     for (uint i = 2 * r.pairs + lane; i < r.dim; i += 32) {
-        to[i] = T(normed ? x[i] * scale * norm[i] : x[i]);
+        to[i] = normed ? x[i] * scale * norm[i] : x[i];
     }
 }
 
@@ -61,24 +62,54 @@ kernel void norm_rope(device const float *x [[buffer(0)]], device const float *n
     }
     const ulong at = (ulong(group.y) * args.heads + head) * args.dim;
     const Rotation r = {args.dim, args.pairs, args.halves, args.eps, args.magnitude};
-    rotated<float>(x + at, norm, args.norm != 0, freqs, rows[8 * group.y + 1], r, lane, out + at);
+    rotated(x + at, norm, args.norm != 0, freqs, rows[8 * group.y + 1], r, lane, out + at);
 }
+
+constant constexpr uint WIDEST = 256;
 
 // Where a token lies in a pool, counted in tokens.
 inline ulong token_at(device const uint *tables, uint seq, uint stride, uint block, uint pos) {
     return ulong(tables[seq * stride + pos / block]) * block + pos % block;
 }
 
+// Q8_0: weights are d * q.
+struct Eights {
+    half d;
+    char q[32];
+};
+
+// Element i of a pool. In a pool of blocks the lanes of a simdgroup put a whole block: all of them, in order.
+inline void put(device float *pool, ulong i, float v, uint) {
+    pool[i] = v;
+}
+
+inline void put(device half *pool, ulong i, float v, uint) {
+    pool[i] = half(v);
+}
+
+inline void put(device Eights *pool, ulong i, float v, uint lane) {
+    const float d = simd_max(abs(v)) / 127.0f;
+    // What is not finite must show when it is read.
+    const bool bad = simd_any(!isfinite(v));
+    const float steps = bad || d < 1e-37f ? 0.0f : clamp(round(v * (1.0f / d)), -127.0f, 127.0f);
+    device Eights *to = pool + i / 32;
+    to->q[lane] = char(int(steps));
+    if (lane == 0) {
+        to->d = bad ? half(NAN) : half(d);
+    }
+}
+
 struct KvWriteArgs {
     uint rows, k_width, v_width, block, stride;
 };
 
-// Appends keys and values as they are: a thread an element, rows along y.
+// Appends keys and values as they are: a thread an element, rows along y, whole simdgroups along x.
 template <typename KV>
 kernel void kv_write(device const float *k [[buffer(0)]], device const float *v [[buffer(1)]],
                      device const uint *rows [[buffer(2)]], device const uint *tables [[buffer(3)]],
                      device KV *keys [[buffer(4)]], device KV *values [[buffer(5)]],
-                     constant KvWriteArgs &args [[buffer(6)]], uint2 at [[thread_position_in_grid]]) {
+                     constant KvWriteArgs &args [[buffer(6)]], uint2 at [[thread_position_in_grid]],
+                     uint lane [[thread_index_in_simdgroup]]) {
     device const uint *row = rows + 8 * at.y;
     // The position of a row with nothing left to produce may lie past its blocks.
     if (row[4] == 0) {
@@ -86,10 +117,10 @@ kernel void kv_write(device const float *k [[buffer(0)]], device const float *v 
     }
     const ulong token = token_at(tables, row[2], args.stride, args.block, row[1]);
     if (at.x < args.k_width) {
-        keys[token * args.k_width + at.x] = KV(k[ulong(at.y) * args.k_width + at.x]);
+        put(keys, token * args.k_width + at.x, k[ulong(at.y) * args.k_width + at.x], lane);
     }
     if (at.x < args.v_width) {
-        values[token * args.v_width + at.x] = KV(v[ulong(at.y) * args.v_width + at.x]);
+        put(values, token * args.v_width + at.x, v[ulong(at.y) * args.v_width + at.x], lane);
     }
 }
 
@@ -110,6 +141,7 @@ kernel void rope_write(device const float *q [[buffer(0)]], device const float *
                        device float *q_out [[buffer(8)]], device KV *keys [[buffer(9)]], device KV *values [[buffer(10)]],
                        constant RopeWriteArgs &args [[buffer(11)]], uint2 group [[threadgroup_position_in_grid]],
                        uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]]) {
+    threadgroup float stage[4 * WIDEST];
     uint head = group.x * 4 + simd;
     if (head >= args.heads + 2 * args.kv_heads) {
         return;
@@ -118,7 +150,7 @@ kernel void rope_write(device const float *q [[buffer(0)]], device const float *
     const Rotation r = {args.dim, args.pairs, args.halves, args.eps, args.magnitude};
     if (head < args.heads) {
         const ulong at = (ulong(group.y) * args.heads + head) * args.dim;
-        rotated<float>(q + at, q_norm, args.q_norm != 0, freqs, row[1], r, lane, q_out + at);
+        rotated(q + at, q_norm, args.q_norm != 0, freqs, row[1], r, lane, q_out + at);
         return;
     }
     if (row[4] == 0) {
@@ -128,20 +160,26 @@ kernel void rope_write(device const float *q [[buffer(0)]], device const float *
     const ulong token = token_at(tables, row[2], args.stride, args.block, row[1]);
     if (head < args.kv_heads) {
         device const float *from = k + (ulong(group.y) * args.kv_heads + head) * args.dim;
-        device KV *to = keys + (token * args.kv_heads + head) * args.dim;
-        rotated<KV>(from, k_norm, args.k_norm != 0, freqs, row[1], r, lane, to);
+        threadgroup float *mine = stage + simd * WIDEST;
+        rotated(from, k_norm, args.k_norm != 0, freqs, row[1], r, lane, mine);
+        // Pairs lie apart; what is stored together is not what a lane has rotated.
+        simdgroup_barrier(mem_flags::mem_threadgroup);
+        for (uint i = lane; i < args.dim; i += 32) {
+            put(keys, (token * args.kv_heads + head) * args.dim + i, mine[i], lane);
+        }
         return;
     }
     head -= args.kv_heads;
     device const float *from = v + (ulong(group.y) * args.kv_heads + head) * args.v_width;
-    device KV *to = values + (token * args.kv_heads + head) * args.v_width;
     for (uint i = lane; i < args.v_width; i += 32) {
-        to[i] = KV(from[i]);
+        put(values, (token * args.kv_heads + head) * args.v_width + i, from[i], lane);
     }
 }
 
 #define KERNEL(name, ...) template [[host_name(name)]] kernel decltype(__VA_ARGS__) __VA_ARGS__;
 KERNEL("kv_write_f32", kv_write<float>)
 KERNEL("kv_write_f16", kv_write<half>)
+KERNEL("kv_write_q8_0", kv_write<Eights>)
 KERNEL("rope_write_f32", rope_write<float>)
 KERNEL("rope_write_f16", rope_write<half>)
+KERNEL("rope_write_q8_0", rope_write<Eights>)

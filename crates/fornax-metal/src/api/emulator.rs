@@ -33,8 +33,11 @@ pub(super) fn pipeline(name: &str, constants: &[u32]) -> Result<Code> {
             library
         }
     };
-    let values: Vec<(u32, Value)> =
-        constants.iter().enumerate().map(|(i, v)| (i as u32, Value::Uint(*v))).collect();
+    // Constants that a kernel does not use are no fault, here as on a device.
+    let known = library.kernels().iter().find(|k| k.name == name);
+    let uses = |i: u32| known.is_some_and(|k| k.constants.iter().any(|c| c.index == i));
+    let all = (0u32..).zip(constants).filter(|(i, _)| uses(*i));
+    let values: Vec<(u32, Value)> = all.map(|(i, v)| (i, Value::Uint(*v))).collect();
     let pipeline = library.pipeline(name, &values);
     let pipeline = pipeline.map_err(|e| Error::unsupported(format!("metal emulator: {e}")))?;
     Ok(Code::Emulated(pipeline))

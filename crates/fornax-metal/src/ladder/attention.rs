@@ -4,7 +4,7 @@ use fornax_gguf::TensorType;
 use fornax_msl::Buffer;
 
 use super::{Run, bytes, close, noise, read_floats, room};
-use crate::library::entry;
+use crate::library::{KV_TYPES, entry};
 
 const BLOCK: usize = 32;
 
@@ -49,16 +49,22 @@ impl Scene {
         of(0).chain(of(1)).collect()
     }
 
-    /// A pool's values: exact in half precision, so that both types hold the same.
+    /// A pool's values as they are stored.
     fn pool(&self, seed: u64, width: usize) -> Vec<f32> {
-        let all = noise(seed, 2 * self.stride * BLOCK * self.kv_heads * width);
-        all.iter().map(|v| (v * 256.0).round() / 256.0).collect()
+        let mut all = noise(seed, 2 * self.stride * BLOCK * self.kv_heads * width);
+        let data = self.encoded(&all);
+        fornax_gguf::blocks::dequantize(self.ty, &data, &mut all).expect("whole blocks");
+        all
+    }
+
+    fn encoded(&self, values: &[f32]) -> Vec<u8> {
+        let mut data = vec![0; values.len() / self.ty.block_len() * self.ty.block_bytes()];
+        fornax_gguf::blocks::quantize(self.ty, values, &mut data).expect("whole blocks");
+        data
     }
 
     fn stored(&self, values: &[f32]) -> Buffer {
-        let mut data = vec![0; values.len() * self.ty.block_bytes()];
-        fornax_gguf::blocks::quantize(self.ty, values, &mut data).expect("plain numbers");
-        bytes(&data)
+        bytes(&self.encoded(values))
     }
 
     fn queries(&self) -> Vec<f32> {
@@ -164,11 +170,13 @@ impl Scene {
         close(&format!("decode of {} wide", self.kw), &have, &self.expected(), 1e-4);
     }
 
-    fn prefill(&self) {
+    /// `together` query heads in a threadgroup.
+    fn prefill(&self, together: usize) {
         let rows = self.rows.len();
         let out = room(rows * self.heads * self.vw);
-        let grid = [self.heads as u32, rows.div_ceil(8) as u32, 1];
-        Run::new(&entry("attention_tiled", self.ty), &self.constants(1), grid, [256, 1, 1])
+        let grid = [(self.heads / together) as u32, rows.div_ceil(8) as u32, 1];
+        let constants = self.constants(together);
+        Run::new(&entry("attention_tiled", self.ty), &constants, grid, [256, 1, 1])
             .floats(&self.queries())
             .words(&self.row_words())
             .words(&self.tables())
@@ -183,7 +191,7 @@ impl Scene {
 }
 
 #[test]
-fn every_head_size_in_both_types_of_cache() {
+fn every_head_size_in_every_type_of_cache() {
     for (heads, kv_heads, kw, vw) in [
         (4, 2, 64, 64),
         (3, 1, 80, 80),
@@ -192,10 +200,11 @@ fn every_head_size_in_both_types_of_cache() {
         (4, 1, 256, 256),
         (4, 2, 96, 32),
     ] {
-        for ty in [TensorType::F32, TensorType::F16] {
-            let scene = Scene { ty, ..Scene::new(heads, kv_heads, kw, vw, 70) };
+        // Blocks of 32 have no other heads than of whole blocks.
+        for ty in KV_TYPES.iter().filter(|ty| kw % ty.block_len() == 0) {
+            let scene = Scene { ty: *ty, ..Scene::new(heads, kv_heads, kw, vw, 70) };
             scene.decode(heads / kv_heads, 3);
-            scene.prefill();
+            scene.prefill((heads / kv_heads).min(4));
         }
     }
 }
@@ -206,12 +215,12 @@ pub(super) fn every_number_of_keys() {
         let scene = Scene::new(4, 2, 64, 64, keys);
         for together in [1, 2] {
             scene.decode(together, splits);
+            scene.prefill(together);
         }
-        scene.prefill();
     }
     let long = Scene { rows: vec![(4999, 0, 1)], ..Scene::new(2, 1, 64, 64, 5000) };
     long.decode(2, 32);
-    long.prefill();
+    long.prefill(2);
 }
 
 #[test]
@@ -226,7 +235,7 @@ fn windows_soft_caps_and_sinks() {
     ] {
         let scene = Scene { window, softcap, sinks, ..Scene::new(4, 2, 32, 32, 90) };
         scene.decode(2, 3);
-        scene.prefill();
+        scene.prefill(1 + usize::from(sinks));
     }
 }
 
@@ -237,6 +246,6 @@ fn a_ragged_prefill_keeps_sequences_apart() {
     rows.extend((30..49).map(|p| (p, 1, u32::from(p != 37))));
     rows.extend([(12, 0, 1), (49, 1, 1), (13, 0, 1)]);
     let scene = Scene { rows, window: 20, ..Scene::new(4, 2, 64, 32, 50) };
-    scene.prefill();
+    scene.prefill(2);
     scene.decode(2, 2);
 }

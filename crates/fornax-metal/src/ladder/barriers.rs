@@ -16,13 +16,14 @@ fn seen(barrier: BarrierId, test: impl Fn() + UnwindSafe) -> bool {
 
 #[test]
 fn removing_any_barrier_shows() {
-    let tests: [(&str, &str, fn()); 8] = [
+    let tests: [(&str, &str, fn()); 9] = [
         ("rms_norm", "rms_norm", rows::norm_of_rows_shorter_and_longer_than_a_threadgroup),
         ("matvec", "matvec_f32", linear::matvec_of_every_type),
         ("qkv", "qkv_f32", linear::qkv_of_every_type),
         ("gated_mlp", "gated_mlp_f32", linear::gated_mlp_of_every_type_and_activation),
         ("matmul_small", "matmul_small_f32", linear::small_matmul_of_every_type),
         ("matmul_tiled", "matmul_tiled_f32", linear::tiled_matmul_of_every_type),
+        ("rope_write", "rope_write_f32", rows::rope_and_append_in_one),
         ("attention_tiled", "attention_tiled_f32", attention::every_number_of_keys),
         ("argmax_parts", "argmax_parts", rows::the_highest_logit_wins_and_ties_go_to_the_lowest_id),
     ];

@@ -111,10 +111,10 @@ fn read_floats(buffer: &Buffer, n: usize) -> Vec<f32> {
 
 /// `n` elements of a pool of keys or values, from element `at` on.
 fn pool_row(pool: &Buffer, ty: TensorType, at: usize, n: usize) -> Vec<f32> {
-    let unit = ty.block_bytes();
-    assert_eq!(pool.first_unwritten(at * unit, n * unit), None, "a row was not written");
-    let (mut data, mut out) = (vec![0; n * unit], vec![0.0; n]);
-    pool.read(at * unit, &mut data).expect("a range inside");
+    let bytes = |elements: usize| elements / ty.block_len() * ty.block_bytes();
+    assert_eq!(pool.first_unwritten(bytes(at), bytes(n)), None, "a row was not written");
+    let (mut data, mut out) = (vec![0; bytes(n)], vec![0.0; n]);
+    pool.read(bytes(at), &mut data).expect("a range inside");
     blocks::dequantize(ty, &data, &mut out).expect("plain numbers");
     out
 }

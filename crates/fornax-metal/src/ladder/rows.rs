@@ -1,9 +1,10 @@
 //! Kernels that go row by row: norm, copies, rotary positions, the append, the highest logit.
 
 use fornax_gguf::TensorType;
+use fornax_msl::Buffer;
 
 use super::{Run, close, floats, noise, read_floats, read_words, room, words};
-use crate::library::entry;
+use crate::library::{KV_TYPES, entry};
 
 #[test]
 pub(super) fn norm_of_rows_shorter_and_longer_than_a_threadgroup() {
@@ -138,14 +139,28 @@ const APPENDED: [(u32, u32, u32); 4] = [(0, 0, 1), (6, 0, 1), (5, 1, 9), (400, 1
 /// Where those rows lie in a pool.
 const PLACES: [usize; 3] = [12, 6, 1];
 
+/// A pool of eight blocks of four tokens.
+fn pool(ty: TensorType, width: usize) -> Buffer {
+    room((32 * width / ty.block_len() * ty.block_bytes()).div_ceil(4))
+}
+
+/// What a type of cache may change of numbers below one.
+fn stored_within(ty: TensorType) -> f64 {
+    match ty {
+        TensorType::F32 => 1e-4,
+        TensorType::F16 => 1e-3,
+        _ => 0.5 / 127.0,
+    }
+}
+
 #[test]
 fn keys_and_values_are_appended_where_their_tables_say() {
-    for ty in [TensorType::F32, TensorType::F16] {
-        let (kw, vw) = (40, 24);
+    for ty in KV_TYPES {
+        let ty = *ty;
+        let (kw, vw) = if ty == TensorType::Q8_0 { (64, 32) } else { (40, 24) };
         let (k, v) = (noise(1, 4 * kw), noise(2, 4 * vw));
-        let half = ty == TensorType::F16;
-        let unit = if half { 2 } else { 4 };
-        let [keys, values] = [kw, vw].map(|w| room(8 * 4 * w * unit / 4));
+        let row_bytes = kw / ty.block_len() * ty.block_bytes();
+        let [keys, values] = [kw, vw].map(|w| pool(ty, w));
         Run::new(&entry("kv_write", ty), &[], [2, 4, 1], [32, 1, 1])
             .floats(&k)
             .floats(&v)
@@ -158,25 +173,26 @@ fn keys_and_values_are_appended_where_their_tables_say() {
             for (from, pool, w) in [(&k, &keys, kw), (&v, &values, vw)] {
                 let have = super::pool_row(pool, ty, place * w, w);
                 let want: Vec<f64> = from[row * w..][..w].iter().map(|v| f64::from(*v)).collect();
-                close("append", &have, &want, if half { 1e-3 } else { 0.0 });
+                close("append", &have, &want, stored_within(ty));
             }
         }
-        let written = (0..32).filter(|t| keys.first_unwritten(t * kw * unit, kw * unit).is_none());
+        let written = (0..32).filter(|t| keys.first_unwritten(t * row_bytes, row_bytes).is_none());
         assert_eq!(written.count(), 3, "a row with nothing left was written");
     }
 }
 
 #[test]
-fn rope_and_append_in_one() {
+pub(super) fn rope_and_append_in_one() {
     for (dim, rotated, halves, normed) in ROTATIONS {
-        for ty in [TensorType::F32, TensorType::F16] {
-            let (heads, kv_heads, vw) = (3, 2, 24);
+        for ty in KV_TYPES.iter().filter(|ty| dim % ty.block_len() == 0) {
+            let ty = *ty;
+            let (heads, kv_heads) = (3, 2);
+            let vw = if ty == TensorType::Q8_0 { 64 } else { 24 };
             let [q, k, v] = [(1, heads * dim), (2, kv_heads * dim), (3, kv_heads * vw)]
                 .map(|(seed, w)| noise(seed, 4 * w));
             let (q_norm, k_norm, freqs) = (noise(4, dim), noise(5, dim), freqs(rotated));
-            let half = ty == TensorType::F16;
-            let pool = |w: usize| room(if half { 16 } else { 32 } * w);
-            let (out, keys, values) = (room(q.len()), pool(kv_heads * dim), pool(kv_heads * vw));
+            let [keys, values] = [dim, vw].map(|w| pool(ty, kv_heads * w));
+            let out = room(q.len());
             let flag = u32::from(normed);
             Run::new(&entry("rope_write", ty), &[], [2, 4, 1], [128, 1, 1])
                 .floats(&q)
@@ -215,7 +231,8 @@ fn rope_and_append_in_one() {
             let want = all(&k, kv_heads, &k_norm[..]);
             for (row, place) in PLACES.into_iter().enumerate() {
                 let w = kv_heads * dim;
-                let bound = if half { 1e-3 } else { 1e-4 };
+                // A norm and the magnitude make elements of up to a few ones.
+                let bound = stored_within(ty) * if ty == TensorType::Q8_0 { 4.0 } else { 1.0 };
                 let have = super::pool_row(&keys, ty, place * w, w);
                 close("k", &have, &want[row * w..][..w], bound);
                 let w = kv_heads * vw;

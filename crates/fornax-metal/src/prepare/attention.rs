@@ -117,7 +117,9 @@ impl Builder<'_> {
         let name = entry("attention_tiled", self.kv_type);
         let mut args = common;
         args.extend([self.optional(sinks), self.value(out, Write)]);
-        let (axes, when) = ([Axis::Fixed(heads), Axis::RowsBy(8), ONE], SPLIT_ROWS + 1..=u32::MAX);
+        let together = policy::heads_tiled(heads / group.heads, group.k_width.max(group.v_width));
+        let axes = [Axis::Fixed(heads / together), Axis::RowsBy(8), ONE];
+        let (each, when) = (vec![together, each[1], each[2]], SPLIT_ROWS + 1..=u32::MAX);
         let e = Entry { name: &name, constants: each, when, axes, threads: 256 };
         self.dispatch(at, e, Extent::Rows, (args, constants))
     }
