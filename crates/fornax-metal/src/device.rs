@@ -1,7 +1,7 @@
 //! The devices as the boundary sees them. It knows no step.
 
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 
 use fornax_plan::{ActMode, Device, DeviceInfo, Error, Limits, Plan, Program, Refusal, Result};
 
@@ -144,19 +144,15 @@ impl MetalDevice {
 impl Device for MetalDevice {
     fn info(&self) -> DeviceInfo {
         let (name, tier, weight_types) = match &self.backend {
-            Backend::Recorded => (
-                "recorded commands on the host",
-                "recorded-stub".to_string(),
-                stub::WEIGHT_TYPES,
-            ),
+            Backend::Recorded => {
+                ("recorded commands on the host", "recorded-stub".to_string(), stub::WEIGHT_TYPES)
+            }
             Backend::Emulated => {
                 ("Metal kernels on the host", "emulated".to_string(), library::WEIGHT_TYPES)
             }
-            Backend::System(gpu) => (
-                gpu.name(),
-                format!("{:?}", gpu.family()).to_lowercase(),
-                library::WEIGHT_TYPES,
-            ),
+            Backend::System(gpu) => {
+                (gpu.name(), format!("{:?}", gpu.family()).to_lowercase(), library::WEIGHT_TYPES)
+            }
         };
         DeviceInfo {
             kind: "metal",

@@ -118,6 +118,22 @@ impl Family {
     }
 }
 
+/// Every entry with function constants that it can be built with, as they are on a common shape.
+#[cfg_attr(
+    not(any(target_os = "macos", test)),
+    allow(dead_code, reason = "for the system's Metal")
+)]
+pub(crate) fn every_entry() -> impl Iterator<Item = (String, Vec<u32>)> {
+    FAMILIES.iter().flat_map(Family::entries).map(|name| {
+        let constants: &[u32] = match FAMILIES[family_of(&name).unwrap_or(0)].name {
+            "attention" => &[1, 4, 4],
+            "matvec" if name != "activate" => &[2, 1, 4, 0],
+            _ => &[],
+        };
+        (name, constants.to_vec())
+    })
+}
+
 /// The family that holds the entry called `name`.
 pub(crate) fn family_of(name: &str) -> Option<usize> {
     FAMILIES.iter().position(|f| f.entries().iter().any(|e| e == name))

@@ -361,12 +361,18 @@ impl Program for MetalProgram {
     }
 
     fn wait(&mut self, ticket: Ticket, out: &mut StepOutput) -> Result<()> {
+        out.clear();
         let at = self.flight(ticket)?;
         let waited = self.flights[at].committed.wait();
         self.journal.waits.fetch_add(1, Relaxed);
         let frame = self.flights[at].frame;
         self.flights.remove(at);
         self.free.push(frame);
+        if waited.is_err() {
+            // What those slots chose is nothing that a later step may begin with.
+            let spans = &self.frames[frame].feed.batch.spans;
+            spans.iter().for_each(|span| self.known[span.slot.ix()] = false);
+        }
         waited?;
         self.collect(frame, out)
     }

@@ -56,7 +56,13 @@ impl Gpu {
         match self.0 {}
     }
 
-    pub(super) fn wrap(&self, _: &Arc<Mapping>, _: usize, _: usize) -> Result<(Buffer, usize)> {
+    pub(super) fn wrap(
+        &self,
+        _: &mut Vec<(Arc<Mapping>, usize, Buffer)>,
+        _: &Arc<Mapping>,
+        _: usize,
+        _: usize,
+    ) -> Result<(Buffer, usize)> {
         match self.0 {}
     }
 

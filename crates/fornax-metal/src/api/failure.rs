@@ -85,9 +85,10 @@ impl Cause {
             Cause::Victim => ("another program's fault reset the device", "try again"),
             Cause::PageFault => ("a kernel touched memory that is not there", report),
             Cause::NotPermitted => ("this process may not use the device", "run it in a session"),
-            Cause::OutOfMemory => {
-                ("no memory for it on the device", "try a smaller --ctx, a smaller model or the CPU")
-            }
+            Cause::OutOfMemory => (
+                "no memory for it on the device",
+                "try a smaller --ctx, a smaller model or the CPU",
+            ),
             Cause::InvalidResource => ("a buffer was gone", report),
             Cause::Removed => ("the device was removed", ""),
             Cause::StackOverflow => ("a kernel's stack overflowed", report),
@@ -122,9 +123,24 @@ mod tests {
             (2, timeout, Cause::TimedOut, false),
             (1, victim, Cause::Victim, false),
             (1, "Internal Error (0000000e:Internal Error)", Cause::Impacting, false),
-            (8, "Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)", Cause::OutOfMemory, false),
-            (9, "Invalid Resource (00000009:kIOGPUCommandBufferCallbackErrorInvalidResource)", Cause::InvalidResource, false),
-            (3, "Caused GPU Address Fault Error (0000000b:kIOGPUCommandBufferCallbackErrorPageFault)", Cause::PageFault, false),
+            (
+                8,
+                "Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)",
+                Cause::OutOfMemory,
+                false,
+            ),
+            (
+                9,
+                "Invalid Resource (00000009:kIOGPUCommandBufferCallbackErrorInvalidResource)",
+                Cause::InvalidResource,
+                false,
+            ),
+            (
+                3,
+                "Caused GPU Address Fault Error (0000000b:kIOGPUCommandBufferCallbackErrorPageFault)",
+                Cause::PageFault,
+                false,
+            ),
             (7, "not permitted", Cause::NotPermitted, true),
             (11, "gone", Cause::Removed, true),
             (99, "news", Cause::Other, false),

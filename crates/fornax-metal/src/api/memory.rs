@@ -38,6 +38,25 @@ pub struct Slice {
     pub bytes: Range<usize>,
 }
 
+/// Bytes of a page on Apple silicon.
+pub(super) const PAGE: usize = 16 * 1024;
+
+/// Whole pages of a map of `total` bytes that hold `range`: all of it where a buffer may be that long, else from the
+/// range's first page on; none where the range alone is longer.
+#[cfg_attr(
+    not(any(target_os = "macos", test)),
+    allow(dead_code, reason = "for the system's Metal")
+)]
+pub(super) fn window(total: usize, longest: usize, range: Range<usize>) -> Option<Range<usize>> {
+    let (total, longest) = (total.next_multiple_of(PAGE), longest / PAGE * PAGE);
+    if total <= longest {
+        return Some(0..total);
+    }
+    let start = range.start / PAGE * PAGE;
+    let end = (start + longest).min(total);
+    (range.end <= end).then_some(start..end)
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
     stores: Vec<Store>,
@@ -45,6 +64,8 @@ pub(crate) struct Memory {
     live: Vec<Live>,
     /// Whole maps that the emulator has wrapped, each once.
     wrapped: Vec<(Arc<Mapping>, fornax_msl::Buffer)>,
+    /// Pages of maps that the system has wrapped, and where in the map they begin.
+    pub(super) pages: Vec<(Arc<Mapping>, usize, system::Buffer)>,
 }
 
 /// A map's bytes as the emulator takes them.
@@ -129,6 +150,21 @@ impl Memory {
         }
     }
 
+    /// The system's buffers from number `first` on.
+    #[cfg_attr(not(target_os = "macos"), allow(dead_code, reason = "for the system's Metal"))]
+    pub(super) fn system_buffers(&self, first: usize) -> impl Iterator<Item = &system::Buffer> {
+        self.stores[first..].iter().filter_map(|s| match s {
+            Store::System(buffer, _) => Some(buffer),
+            _ => None,
+        })
+    }
+
+    /// Buffers of all kinds.
+    #[cfg_attr(not(target_os = "macos"), allow(dead_code, reason = "for the system's Metal"))]
+    pub(super) fn count(&self) -> usize {
+        self.stores.len()
+    }
+
     fn emulated_store(&mut self, b: fornax_msl::Buffer, offset: usize, len: usize) -> Buffer {
         self.stores.push(Store::Emulated(b, offset));
         Buffer { id: self.stores.len() as u32 - 1, len_bytes: len }
@@ -190,4 +226,27 @@ impl Memory {
 
 fn host(e: &fornax_msl::Error) -> Error {
     Error::unsupported(format!("metal emulator: {e}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_is_whole_pages_that_hold_the_range() {
+        assert_eq!(window(100, 1 << 30, 3..50), Some(0..PAGE));
+        assert_eq!(
+            window(10 * PAGE + 1, 11 * PAGE, 0..5),
+            Some(0..11 * PAGE),
+            "the last page is whole"
+        );
+        let longest = 4 * PAGE + 77;
+        assert_eq!(window(10 * PAGE, longest, 5 * PAGE + 3..6 * PAGE), Some(5 * PAGE..9 * PAGE));
+        assert_eq!(window(10 * PAGE, longest, 9 * PAGE..10 * PAGE), Some(9 * PAGE..10 * PAGE));
+        assert_eq!(
+            window(10 * PAGE, longest, 5 * PAGE + 3..9 * PAGE + 4),
+            None,
+            "one page too long"
+        );
+    }
 }

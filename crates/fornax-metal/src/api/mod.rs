@@ -164,7 +164,7 @@ impl Device {
             Backend::Recorded => memory.wrap(map, offset, len),
             Backend::Emulated => memory.wrap_emulated(map, offset, len)?,
             Backend::System(gpu) => {
-                let (buffer, at) = gpu.wrap(map, offset, len)?;
+                let (buffer, at) = gpu.wrap(&mut memory.pages, map, offset, len)?;
                 memory.add_system(buffer, at, len)
             }
         };

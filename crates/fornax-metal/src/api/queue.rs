@@ -227,6 +227,9 @@ fn check(
         let (threads, max) = (grid.threads, pipeline.threads_max);
         return Err(format!("{threads} threads in a threadgroup, its pipeline has at most {max}"));
     }
+    if !matches!(pipeline.code, Code::Scalar(_)) && !grid.threads.is_multiple_of(32) {
+        return Err(format!("{} threads, no whole simdgroups", grid.threads));
+    }
     for (slot, (slice, access)) in all(args) {
         let Slice { buffer, bytes } = slice;
         if bytes.start > bytes.end || bytes.end > buffer.len_bytes || bytes.start % 4 != 0 {

@@ -48,9 +48,7 @@ pub(super) fn run(
 fn conflict(recording: &Recording, commands: &[&Dispatch]) -> Result<(), String> {
     for (at, a) in commands.iter().enumerate() {
         for b in &commands[at + 1..] {
-            let meet = recording
-                .touches(a)
-                .find(|t| recording.touches(b).any(|o| o.conflicts(t)));
+            let meet = recording.touches(a).find(|t| recording.touches(b).any(|o| o.conflicts(t)));
             if let Some(t) = meet {
                 return Err(format!(
                     "{} (op {}) and {} (op {}) run side by side and both use buffer {}, bytes {:?}",

@@ -3,4 +3,5 @@
 
 mod barriers;
 mod emulated;
+mod faults;
 mod proof;
