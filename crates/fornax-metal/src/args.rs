@@ -132,12 +132,27 @@ args! {
     /// `argmax_parts`.
     PartsArgs { rows: u32, vocab: u32, parts: u32, }
     /// `argmax_pick`: as [`ArgmaxArgs`].
-    PickArgs { rows: u32, base: u32, out_first: u32, out_next: u32, parts: u32, }
+    PickArgs {
+        rows: u32,
+        base: u32,
+        out_first: u32,
+        out_next: u32,
+        choices: u32,
+        parts: u32,
+    }
     /// `select_rows`.
     SelectArgs { rows: u32, width: u32, }
     /// `argmax`: `base` is where this round's rows begin among all rows, `out_first` and
-    /// `out_next` are the outputs of the first round and of each later one.
-    ArgmaxArgs { rows: u32, vocab: u32, base: u32, out_first: u32, out_next: u32, }
+    /// `out_next` are the choices of the first round and of each later one, `choices` all of a
+    /// ticket.
+    ArgmaxArgs {
+        rows: u32,
+        vocab: u32,
+        base: u32,
+        out_first: u32,
+        out_next: u32,
+        choices: u32,
+    }
     /// `copy`; `rows` words.
     CopyArgs { rows: u32, width: u32, }
 }

@@ -16,8 +16,6 @@ use fornax_plan::{
 pub(crate) const ROW: usize = 8;
 /// Words of a wanted row: row, [`TOKEN`]…, chain row among all rows or [`NONE`], ticket.
 pub(crate) const WANTED: usize = 4;
-/// Words of an output: token, log-probability, state ([`CHOSEN`]…), position.
-pub(crate) const OUT: usize = 4;
 /// Words of a sequence's stop list: the count, then the tokens.
 pub(crate) const STOPS: usize = 16;
 /// No token, no chain.
@@ -30,10 +28,8 @@ pub(crate) const LOGPROB: u32 = 2;
 /// Wanted: this choice becomes the slot's last token.
 pub(crate) const SETS_LAST: u32 = 4;
 
-/// Output: a token.
-pub(crate) const CHOSEN: u32 = 1;
-/// Output: no logit of the row was usable.
-pub(crate) const UNUSABLE: u32 = 2;
+/// Output: no logit of the row was usable. [`NONE`]: nothing was chosen.
+pub(crate) const UNUSABLE: u32 = u32::MAX - 1;
 
 /// Rounds of one ticket at most.
 pub(crate) const CHAIN_MAX: u32 = 64;
@@ -97,9 +93,9 @@ impl Shape {
         self.stops().end + self.groups * self.slots * self.stride
     }
 
-    /// Words of all outputs of a ticket.
-    pub(crate) fn out_len(&self) -> usize {
-        (self.wanted + (CHAIN_MAX as usize - 1) * self.slots) * OUT
+    /// Choices of a ticket: one word each for the tokens, then one each for their log-probabilities.
+    pub(crate) fn choices(&self) -> usize {
+        self.wanted + (CHAIN_MAX as usize - 1) * self.slots
     }
 
     /// Outputs of the first round, and of each later one.
@@ -108,14 +104,25 @@ impl Shape {
     }
 }
 
+/// A sequence that feeds its tokens back.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Chain {
+    /// The sequence.
+    pub(crate) seq: u32,
+    /// Position of the token that the first round chooses.
+    pub(crate) pos: u32,
+    /// Log-probabilities are wanted.
+    pub(crate) logprob: bool,
+}
+
 /// One step's words and counts; reused from step to step.
 #[derive(Debug)]
 pub(crate) struct Feed {
     pub(crate) words: Vec<u32>,
     /// The step as flat rows: what the results are told by.
     pub(crate) batch: Batch,
-    /// Sequence of every chain row.
-    pub(crate) chain: Vec<u32>,
+    /// Every chain row.
+    pub(crate) chain: Vec<Chain>,
     /// Rounds of the ticket, the first included.
     pub(crate) rounds: u32,
 }
@@ -168,6 +175,16 @@ impl Feed {
         Ok(())
     }
 
+    /// Choices that the ticket may make, counted from the first.
+    pub(crate) fn choices(&self, shape: &Shape) -> usize {
+        let (first, next) = shape.out_counts();
+        if self.rounds == 1 {
+            self.batch.wanted.len()
+        } else {
+            first + (self.rounds as usize - 1) * next
+        }
+    }
+
     fn rows(&mut self, step: &[SeqStep<'_>], shape: &Shape) {
         for span in &self.batch.spans {
             let last = matches!(step[span.seq as usize].tokens, Tokens::Last { .. });
@@ -182,7 +199,10 @@ impl Feed {
                 let at = shape.chain_base() + self.chain.len();
                 let words = [0, 0, span.seq, span.slot.0, seq.max_new, 1, 0, 0];
                 self.words[at * ROW..][..ROW].copy_from_slice(&words);
-                self.chain.push(span.seq);
+                let pos = seq.pos + span.rows;
+                let last = seq.wants.last();
+                let logprob = matches!(last, Some((_, Want::Token { logprob: true })));
+                self.chain.push(Chain { seq: span.seq, pos, logprob });
             }
         }
     }
@@ -204,13 +224,13 @@ impl Feed {
             }
             let span = spans[seq as usize];
             let chained = w.row + 1 == span.start + span.rows;
-            let chain = self.chain.iter().position(|c| chained && *c == seq);
+            let chain = self.chain.iter().position(|c| chained && c.seq == seq);
             let chain = chain.map_or(NONE, |c| (shape.chain_base() + c) as u32);
             let words = [w.row, flags, chain, ticket];
             self.words[shape.wanted()][ix * WANTED..][..WANTED].copy_from_slice(&words);
         }
-        for (ix, seq) in self.chain.iter().enumerate() {
-            let want = step[*seq as usize].wants.last().map_or(0, |(_, w)| kind(*w));
+        for (ix, chain) in self.chain.iter().enumerate() {
+            let want = step[chain.seq as usize].wants.last().map_or(0, |(_, w)| kind(*w));
             let chain = (shape.chain_base() + ix) as u32;
             let words = [ix as u32, want | SETS_LAST, chain, ticket];
             self.words[shape.chain_wanted()][ix * WANTED..][..WANTED].copy_from_slice(&words);

@@ -19,6 +19,7 @@ mod library;
 mod policy;
 mod prepare;
 mod program;
+mod report;
 mod stub;
 
 pub use api::Fault;

@@ -4,18 +4,22 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
 
 use fornax_gguf::{TensorType, blocks};
 use fornax_plan::{
-    BlockId, Cmd, Error, Limits, MemoryUse, Op, OpTime, Plan, Program, Progress, Result, RowOut,
-    SeqStep, SlotId, StepOutput, Ticket, TokenOut, Want, sample,
+    BlockId, Cmd, Error, Limits, MemoryUse, Op, OpTime, Plan, Program, Progress, Result, SeqStep,
+    SlotId, StepOutput, StepReport, StepSeconds, Ticket, Want,
 };
 
 use crate::api::{Buffer, Committed, Device, Queue};
 use crate::device::Journal;
 use crate::encode::{Barriers, Round, Writer};
-use crate::feed::{CHOSEN, Feed, OUT, Shape, UNUSABLE};
+use crate::feed::{Feed, NONE, Shape};
 use crate::prepare::{KV_BLOCK, Prepared};
+use crate::report;
+
+mod collect;
 
 /// Steps that may be under way at once; each has buffers of its own.
 const IN_FLIGHT_MAX: usize = 2;
@@ -28,9 +32,9 @@ struct Frame {
     out: Buffer,
     logits: Buffer,
     hidden: Buffer,
-    zeros: Vec<u32>,
-    /// Read back from `out`, `logits`, `hidden`.
-    words: Vec<u32>,
+    /// When its commands were committed: buffers made, and the host's seconds.
+    made: u64,
+    encode_s: f64,
 }
 
 #[derive(Debug)]
@@ -56,6 +60,24 @@ pub(crate) struct MetalProgram {
     known: Vec<bool>,
     tickets: u32,
     journal: Arc<Journal>,
+    /// As many times nothing as a ticket has choices.
+    nothing: Vec<u32>,
+    /// Read back from the device.
+    words: Vec<u32>,
+    floats: Vec<f32>,
+    last: Last,
+}
+
+/// What is known of the last step that was waited for.
+#[derive(Clone, Copy, Debug, Default)]
+struct Last {
+    command_buffers: u64,
+    waits: u64,
+    readback: u64,
+    /// The least that its last token could read.
+    needed: u64,
+    made: u64,
+    seconds: StepSeconds,
 }
 
 impl MetalProgram {
@@ -70,18 +92,18 @@ impl MetalProgram {
         journal: Arc<Journal>,
     ) -> Result<MetalProgram> {
         let wanted = limits.wanted as usize;
-        let (vocab, width) = widths(plan);
+        let (vocab, width) = collect::widths(plan);
         let queue = device.queue()?;
         queue.set_bytes(bytes_by_op(plan, limits));
         let frame = |_| {
             Ok(Frame {
                 feed: Feed::new(&shape, limits),
                 upload: device.buffer("step", shape.len())?,
-                out: device.buffer("outputs", shape.out_len())?,
+                out: device.buffer("outputs", 2 * shape.choices())?,
                 logits: device.buffer("logits", wanted * vocab)?,
                 hidden: device.buffer("hidden rows", wanted * width)?,
-                zeros: vec![0; shape.out_len()],
-                words: Vec::new(),
+                made: 0,
+                encode_s: 0.0,
             })
         };
         Ok(MetalProgram {
@@ -94,6 +116,10 @@ impl MetalProgram {
             plan: plan.clone(),
             limits: limits.clone(),
             tickets: 0,
+            nothing: vec![NONE; shape.choices()],
+            words: Vec::new(),
+            floats: Vec::new(),
+            last: Last::default(),
             device,
             shape,
             prepared,
@@ -128,6 +154,7 @@ impl MetalProgram {
         round.base = shape.chain_base();
         (round.rows, round.wanted) = (frame.feed.chain.len(), frame.feed.chain.len());
         for _ in 1..frame.feed.rounds {
+            encoder.mark();
             commands += writer.round(&mut encoder, &prepared.commands, &round)?;
         }
         journal.commands.fetch_add(commands, Relaxed);
@@ -140,66 +167,29 @@ impl MetalProgram {
         self.flights.iter().try_for_each(|f| f.committed.wait())
     }
 
-    fn collect(&mut self, frame: usize, out: &mut StepOutput) -> Result<()> {
-        out.clear();
-        let Frame { feed, out: outs, logits, hidden, words, .. } = &mut self.frames[frame];
-        words.resize(self.shape.out_len(), 0);
-        self.device.read(*outs, 0, words);
-        let (first, next) = self.shape.out_counts();
-        let mut token = |seq: u32, at: usize| {
-            let [token, logprob, state, pos] = [0, 1, 2, 3].map(|i| words[at * OUT + i]);
-            if state == UNUSABLE {
-                return Err(Error::malformed(format!(
-                    "sampling: no usable logit at position {pos} (all NaN or -inf)"
-                )));
+    /// Bytes that the last token of a frame had to read: the weights, and what its sequences see
+    /// of the cache.
+    fn needed(&self, frame: usize) -> u64 {
+        let feed = &self.frames[frame].feed;
+        let ends = |f: &Feed| -> Vec<u32> {
+            if f.rounds > 1 {
+                return f.chain.iter().map(|c| c.pos + f.rounds).collect();
             }
-            if state == CHOSEN {
-                out.tokens.push(TokenOut { seq, pos, token, logprob: f32::from_bits(logprob) });
-            }
-            Ok(())
+            f.batch.rows.iter().map(|r| r.pos + 1).collect()
         };
-        for (ix, wanted) in feed.batch.wanted.iter().enumerate() {
-            if matches!(wanted.want, Want::Token { .. }) {
-                token(feed.batch.rows[wanted.row as usize].seq, ix)?;
-            }
-        }
-        for round in 1..feed.rounds as usize {
-            for (ix, seq) in feed.chain.iter().enumerate() {
-                token(*seq, first + (round - 1) * next + ix)?;
-            }
-        }
-        out.tokens.sort_by_key(|t| (t.seq, t.pos));
-        let (vocab, width) = widths(&self.plan);
-        let mut row = |buffer: Buffer, ix: usize, len: usize, to: &mut Vec<f32>| {
-            words.resize(len, 0);
-            self.device.read(buffer, ix * len, words);
-            to.extend(words.iter().map(|w| f32::from_bits(*w)));
+        let kv: u64 = ends(feed).into_iter().map(|end| self.live_kv(end)).sum();
+        self.plan.bytes_per_token() + kv
+    }
+
+    /// Bytes of keys and values that a row with so many positions up to its own sees.
+    fn live_kv(&self, end: u32) -> u64 {
+        let element =
+            self.prepared.kv_type.block_bytes() as f64 / self.prepared.kv_type.block_len() as f64;
+        let group = |g: &fornax_plan::KvGroup| {
+            let seen = g.window.map_or(end, |w| end.min(w)) as usize;
+            (seen * g.layers.len()) as f64 * f64::from(g.heads * (g.k_width + g.v_width))
         };
-        let mut one = Vec::new();
-        for (ix, wanted) in feed.batch.wanted.iter().enumerate() {
-            let at = feed.batch.rows[wanted.row as usize];
-            let at = RowOut { seq: at.seq, pos: at.pos };
-            let lacks = |what: &str| Error::malformed(format!("step: the plan computes no {what}"));
-            match wanted.want {
-                Want::Token { .. } => {}
-                Want::Hidden if width == 0 => return Err(lacks("hidden rows")),
-                Want::Logits | Want::LogprobOf(_) if vocab == 0 => return Err(lacks("logits")),
-                Want::Logits => {
-                    row(*logits, ix, vocab, &mut out.logits);
-                    out.logit_rows.push(at);
-                }
-                Want::LogprobOf(id) => {
-                    one.clear();
-                    row(*logits, ix, vocab, &mut one);
-                    out.logprobs.push((at, sample::logprob_of(&one, id)));
-                }
-                Want::Hidden => {
-                    row(*hidden, ix, width, &mut out.hidden);
-                    out.hidden_rows.push(at);
-                }
-            }
-        }
-        Ok(())
+        (self.plan.kv.iter().map(group).sum::<f64>() * element) as u64
     }
 
     fn flight(&self, ticket: Ticket) -> Result<usize> {
@@ -313,19 +303,6 @@ fn words_of(ty: TensorType, at: usize, len: usize) -> (usize, usize, usize) {
     (bytes(at) / 4, bytes(at) % 4, bytes(len))
 }
 
-/// Elements of a row of logits and of a hidden row; 0 where the plan hands none out.
-fn widths(plan: &Plan) -> (usize, usize) {
-    let (mut vocab, mut width) = (0, 0);
-    for op in &plan.ops {
-        match op {
-            Op::Logits { out, .. } => vocab = plan.width(*out) as usize,
-            Op::HiddenOut { x } => width = plan.width(*x) as usize,
-            _ => {}
-        }
-    }
-    (vocab, width)
-}
-
 impl Program for MetalProgram {
     fn submit(&mut self, step: &[SeqStep<'_>]) -> Result<Ticket> {
         let Some(&frame) = self.free.last() else {
@@ -334,12 +311,17 @@ impl Program for MetalProgram {
             )));
         };
         let ticket = self.tickets + 1;
-        let Frame { feed, upload, out, zeros, .. } = &mut self.frames[frame];
+        let started = Instant::now();
+        let before = self.device.allocations();
+        let Frame { feed, upload, out, .. } = &mut self.frames[frame];
         let known = |slot: SlotId| self.known.get(slot.ix()).copied().unwrap_or(false);
         feed.fill(step, &self.plan, &self.limits, KV_BLOCK, &self.shape, ticket, known)?;
         self.device.write(*upload, 0, &feed.words);
-        self.device.write(*out, 0, zeros);
+        let choices = feed.choices(&self.shape);
+        self.device.write(*out, 0, &self.nothing[..choices]);
         let committed = self.encode(frame)?.commit();
+        self.frames[frame].made = self.device.allocations() - before;
+        self.frames[frame].encode_s = started.elapsed().as_secs_f64();
         self.journal.submissions.fetch_add(committed.parts(), Relaxed);
         self.tickets = ticket;
         for seq in step {
@@ -352,20 +334,30 @@ impl Program for MetalProgram {
     }
 
     fn poll(&mut self, ticket: &Ticket, out: &mut StepOutput) -> Result<Progress> {
-        // The stand-in has no device that runs by itself: to look is to let it run.
         let flight = &self.flights[self.flight(*ticket)?];
-        flight.committed.wait()?;
+        let done = flight.committed.advance()?;
         let frame = flight.frame;
         self.collect(frame, out)?;
-        Ok(Progress::Done)
+        Ok(if done { Progress::Done } else { Progress::Running })
     }
 
     fn wait(&mut self, ticket: Ticket, out: &mut StepOutput) -> Result<()> {
         out.clear();
         let at = self.flight(ticket)?;
-        let waited = self.flights[at].committed.wait();
-        self.journal.waits.fetch_add(1, Relaxed);
-        let frame = self.flights[at].frame;
+        let flight = &self.flights[at];
+        let (frame, waits) = (flight.frame, u64::from(!flight.committed.is_done()));
+        let before = self.queue.device_seconds();
+        let waited = flight.committed.wait();
+        let (device, encode) = (self.queue.device_seconds() - before, self.frames[frame].encode_s);
+        self.journal.waits.fetch_add(waits, Relaxed);
+        self.last = Last {
+            command_buffers: flight.committed.parts(),
+            waits,
+            needed: self.needed(frame),
+            made: self.frames[frame].made,
+            seconds: StepSeconds { encode, device },
+            readback: 0,
+        };
         self.flights.remove(at);
         self.free.push(frame);
         if waited.is_err() {
@@ -374,7 +366,8 @@ impl Program for MetalProgram {
             spans.iter().for_each(|span| self.known[span.slot.ix()] = false);
         }
         waited?;
-        self.collect(frame, out)
+        self.last.readback = self.collect(frame, out)?;
+        Ok(())
     }
 
     fn stop(&mut self, slot: SlotId) {
@@ -443,5 +436,27 @@ impl Program for MetalProgram {
         let times = self.queue.take_times();
         ran?;
         Ok(OpTime::by_name(&self.plan, &times))
+    }
+
+    fn kernel_times(&self) -> Vec<OpTime> {
+        self.queue.look(report::times)
+    }
+
+    fn step_report(&self) -> Option<StepReport> {
+        let counted = self.queue.look(|ran| report::count(&self.plan, ran))?;
+        let Last { command_buffers, waits, readback, needed, made, .. } = self.last;
+        Some(StepReport {
+            command_buffers,
+            encoders: command_buffers,
+            waits,
+            readback_bytes: readback,
+            bytes_needed: needed,
+            allocations: made,
+            ..counted
+        })
+    }
+
+    fn step_seconds(&self) -> Option<StepSeconds> {
+        Some(self.last.seconds)
     }
 }

@@ -3,6 +3,7 @@
 
 use fornax_gguf::TensorType;
 
+use crate::count::{StepReport, StepSeconds};
 use crate::error::Result;
 use crate::ids::{BlockId, SlotId};
 use crate::plan::Plan;
@@ -274,4 +275,19 @@ pub trait Program: Send {
     /// # Errors
     /// As `submit` and `wait`.
     fn profile(&mut self, step: &[SeqStep<'_>], out: &mut StepOutput) -> Result<Vec<OpTime>>;
+
+    /// The same step's times kernel by kernel; empty where every op is one kernel.
+    fn kernel_times(&self) -> Vec<OpTime> {
+        Vec::new()
+    }
+
+    /// What the last token cost; `None` where the device does not count.
+    fn step_report(&self) -> Option<StepReport> {
+        None
+    }
+
+    /// Where the time of the last step went; `None` where the device does not tell.
+    fn step_seconds(&self) -> Option<StepSeconds> {
+        None
+    }
 }

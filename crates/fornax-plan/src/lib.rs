@@ -8,6 +8,7 @@
 
 mod batch;
 pub mod conformance;
+mod count;
 mod device;
 mod error;
 mod ids;
@@ -22,6 +23,7 @@ mod step;
 mod validate;
 
 pub use batch::{Batch, Row, Span, Wanted};
+pub use count::{KernelCount, StepReport, StepSeconds};
 pub use device::{
     ActMode, Cmd, Device, DeviceInfo, KvType, Limits, MemoryUse, OpTime, Program, Progress,
     Refusal, Ticket,

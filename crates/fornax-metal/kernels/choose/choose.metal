@@ -81,11 +81,12 @@ kernel void argmax_parts(device const float *logits [[buffer(0)]], device uint *
 }
 
 struct PickArgs {
-    uint rows, base, out_first, out_next, parts;
+    uint rows, base, out_first, out_next, choices, parts;
 };
 
 // rows: 8 words each: token, position, sequence, slot, tokens left, round; wanted: row, what, chain row, ticket;
-// stops: 16 words a sequence, the count first; out: token, log-probability, state, position.
+// stops: 16 words a sequence, the count first; out: the choices' tokens (or 0xfffffffe where no logit was usable), then
+// their log-probabilities where asked.
 kernel void argmax_pick(device const uint *parts [[buffer(0)]], device const uint *wanted [[buffer(1)]],
                         device uint *rows [[buffer(2)]], device uint *last [[buffer(3)]],
                         device const uint *stops [[buffer(4)]], device const uint *stop_tickets [[buffer(5)]],
@@ -110,12 +111,12 @@ kernel void argmax_pick(device const uint *parts [[buffer(0)]], device const uin
     }
     const uint pos = row[1], seq = row[2], slot = row[3], round = row[5];
     const uint token = best.id == NOBODY ? 0 : best.id;
-    device uint *to = out + 4 * (round == 0 ? ix : args.out_first + (round - 1) * args.out_next + ix);
-    to[0] = token;
-    // The highest logit is the one that all were measured against.
-    to[1] = as_type<uint>((want[1] & 2) != 0 ? -log(sum) : NAN);
-    to[2] = best.id == NOBODY ? 2 : 1;
-    to[3] = pos + 1;
+    const uint at = round == 0 ? ix : args.out_first + (round - 1) * args.out_next + ix;
+    out[at] = best.id == NOBODY ? NOBODY - 1 : token;
+    if ((want[1] & 2) != 0) {
+        // The highest logit is the one that all were measured against.
+        out[args.choices + at] = as_type<uint>(-log(sum));
+    }
     if ((want[1] & 4) != 0) {
         last[slot] = token;
     }

@@ -2,6 +2,8 @@
 //! buffers as the emulator's commands. It knows no plan.
 
 use std::collections::HashMap;
+use std::mem;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -9,7 +11,7 @@ use fornax_msl::{Command, Library, Options, Order, Queue, Value};
 use fornax_plan::{Error, Result};
 
 use super::memory::Memory;
-use super::recording::{Dispatch, Entry, Recording};
+use super::recording::{Dispatch, Entry, Ran, Recording};
 use super::{Code, Device};
 use crate::library::{FAMILIES, Family, family_of};
 
@@ -43,43 +45,55 @@ pub(super) fn pipeline(name: &str, constants: &[u32]) -> Result<Code> {
     Ok(Code::Emulated(pipeline))
 }
 
-/// Runs one command buffer in an order that the seed shuffles, or, while somebody measures, one
-/// command at a time.
+/// Runs a part of a command buffer in an order that the seed shuffles, or, while somebody measures,
+/// one command at a time; notes what every command did.
 pub(super) fn run(
     device: &Device,
     recording: &Recording,
+    part: Range<usize>,
     seed: u64,
     seconds: &mut [f64],
+    ran: &mut Vec<Ran>,
 ) -> std::result::Result<(), String> {
     let memory = device.lock();
     // Stands for an argument that the constants say is not there; no kernel may look at it.
     let nothing = fornax_msl::Buffer::new("nothing", 16).map_err(|e| e.to_string())?;
-    let mut labels = Vec::new();
-    let mut commands = Vec::with_capacity(recording.entries.len() + recording.cuts.len());
-    for (at, entry) in recording.entries.iter().enumerate() {
+    let mut commands = Vec::with_capacity(part.len() + recording.cuts.len());
+    let first = ran.len();
+    let (mut barrier, mut begins) = (false, part.start == 0);
+    for at in part {
         // A new command buffer begins when the one before it is done.
         if recording.is_fence(at) {
             commands.push(Command::Barrier);
         }
-        if let Entry::Dispatch(d) = entry {
-            labels.push(d.label);
+        barrier |= matches!(recording.entries[at], Entry::Barrier);
+        begins |= recording.marks.contains(&at);
+        if let Entry::Dispatch(d) = &recording.entries[at] {
             commands.push(Command::Dispatch(bound(&memory, &nothing, recording, d)?));
+            let (barrier, begins) = (mem::take(&mut barrier), mem::take(&mut begins));
+            let (label, kernel) = (d.label, Arc::clone(&d.pipeline.name));
+            ran.push(Ran { label, kernel, barrier, begins, seconds: 0.0, counts: None });
         }
     }
+    let ran = &mut ran[first..];
     let queue = Queue::new(Options { seed, order: Order::Interleaved, disabled_barrier: None });
-    let told = |e: fornax_msl::Error| {
-        let op = e.as_fault().and_then(|f| labels.get(f.dispatch));
-        op.map_or_else(|| e.to_string(), |op| format!("{e} (op {op})"))
-    };
     if seconds.is_empty() {
-        return queue.run(&commands).map(|_| ()).map_err(told);
+        let report = queue.run(&commands).map_err(|e| {
+            let at = e.as_fault().and_then(|f| ran.get(f.dispatch));
+            at.map_or_else(|| e.to_string(), |ran| format!("{e} (op {})", ran.label))
+        })?;
+        ran.iter_mut().zip(report.dispatches).for_each(|(ran, c)| ran.counts = Some(c));
+        return Ok(());
     }
     let dispatches = commands.iter().filter(|c| matches!(c, Command::Dispatch(_)));
-    for (command, label) in dispatches.zip(&labels) {
+    for (command, ran) in dispatches.zip(ran) {
         let started = Instant::now();
-        queue.run(std::slice::from_ref(command)).map_err(|e| format!("{e} (op {label})"))?;
-        if let Some(s) = seconds.get_mut(*label as usize) {
-            *s += started.elapsed().as_secs_f64();
+        let report = queue.run(std::slice::from_ref(command));
+        let report = report.map_err(|e| format!("{e} (op {})", ran.label))?;
+        ran.seconds = started.elapsed().as_secs_f64();
+        ran.counts = report.dispatches.into_iter().next();
+        if let Some(s) = seconds.get_mut(ran.label as usize) {
+            *s += ran.seconds;
         }
     }
     Ok(())

@@ -110,6 +110,11 @@ impl Memory {
         Buffer { id: self.stores.len() as u32 - 1, len_bytes: len }
     }
 
+    /// Buffers made so far.
+    pub(crate) fn made(&self) -> u64 {
+        self.stores.len() as u64
+    }
+
     /// Memory of the emulator's, which counts as never written.
     pub(crate) fn add_emulated(&mut self, label: &str, words: usize) -> Result<Buffer> {
         let buffer = fornax_msl::Buffer::new(label, 4 * words).map_err(|e| host(&e))?;

@@ -28,6 +28,7 @@ pub(crate) use health::Health;
 pub(crate) use memory::View;
 pub use memory::{Buffer, Slice};
 pub use queue::{CommandBuffer, Committed, Encoder, Queue};
+pub(crate) use recording::Ran;
 pub(crate) use system::Gpu;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -170,6 +171,11 @@ impl Device {
         };
         memory.keep(live);
         Ok(buffer)
+    }
+
+    /// Buffers made so far.
+    pub fn allocations(&self) -> u64 {
+        self.lock().made()
     }
 
     fn allocation(&self, label: &str, bytes: usize) -> Result<Live> {

@@ -2,7 +2,7 @@
 //! ones to the device in order, and a wait tells how they ended. It knows no plan.
 
 use std::collections::VecDeque;
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use fornax_plan::{Error, Result};
 use super::failure::{Cause, Failure};
 use super::health::{Fault, Live};
 use super::pace::Pace;
-use super::recording::{Arg, Entry, Open, Recording};
+use super::recording::{Arg, Entry, Open, Ran, Recording};
 use super::{Backend, Code, Device, Grid, Pipeline, Slice, emulator, stand_in, system};
 use crate::hazard::Access;
 
@@ -55,6 +55,10 @@ struct Work {
     seconds: Vec<f64>,
     pace: Pace,
     device_seconds: f64,
+    /// Entries of the first that waits which have run already.
+    at: usize,
+    /// What ran last, where the form notes it.
+    ran: Vec<Ran>,
 }
 
 impl Queue {
@@ -98,6 +102,11 @@ impl Queue {
     /// What [`Queue::start_times`] summed; stops summing.
     pub fn take_times(&self) -> Vec<f64> {
         std::mem::take(&mut self.lock().seconds)
+    }
+
+    /// Looks at the commands of what was committed and ran last; none where the form notes none.
+    pub(crate) fn look<T>(&self, look: impl FnOnce(&[Ran]) -> T) -> T {
+        look(&self.lock().ran)
     }
 
     fn lock(&self) -> MutexGuard<'_, Work> {
@@ -204,6 +213,12 @@ impl Encoder<'_> {
         Ok(())
     }
 
+    /// Ends a round: [`Committed::advance`] may stop here.
+    pub fn mark(&mut self) {
+        let at = self.buffer.recording.entries.len();
+        self.buffer.recording.marks.push(at);
+    }
+
     /// What is recorded after it runs after everything recorded before it.
     pub fn barrier(&mut self) {
         self.buffer.recording.entries.push(Entry::Barrier);
@@ -291,9 +306,82 @@ impl Committed {
         }
         work.told(self.number)
     }
+
+    /// Lets a stand-in go on with these commands to the end of a round, and with all before them
+    /// to their ends: it has no device that runs by itself, so that to look is to let it run. True
+    /// when nothing is left.
+    ///
+    /// # Errors
+    /// As [`Committed::wait`].
+    pub fn advance(&self) -> Result<bool> {
+        let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
+        while work.finished < self.number {
+            let mine = work.finished + 1 == self.number;
+            let Some(pending) = work.waiting.pop_front() else { break };
+            let pending = match pending {
+                Pending::Recorded(r) if mine && self.native.is_none() => {
+                    match work.part(&self.device, r) {
+                        Some(rest) => {
+                            work.waiting.push_front(Pending::Recorded(rest));
+                            return Ok(false);
+                        }
+                        None => continue,
+                    }
+                }
+                other => other,
+            };
+            work.finished += 1;
+            work.settle(&self.device, self.native.as_ref(), pending);
+        }
+        work.told(self.number).map(|()| true)
+    }
+
+    /// Whether there is nothing left to wait for.
+    pub fn is_done(&self) -> bool {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner).finished >= self.number
+    }
 }
 
 impl Work {
+    /// Runs one round of a recording; gives it back unless that was its last, or failed.
+    fn part(&mut self, device: &Device, recording: Recording) -> Option<Recording> {
+        let next = recording.marks.iter().copied().find(|m| *m > self.at);
+        let Some(to) = next.filter(|to| *to < recording.entries.len()) else {
+            self.finished += 1;
+            self.settle(device, None, Pending::Recorded(recording));
+            return None;
+        };
+        self.finished += 1;
+        let started = Instant::now();
+        let ran = self.stand_in(device, &recording, self.at..to);
+        if let Err(text) = ran {
+            self.at = 0;
+            self.fail(device, &Failure { cause: Cause::Kernel, text });
+            return None;
+        }
+        self.finished -= 1;
+        self.device_seconds += started.elapsed().as_secs_f64();
+        self.at = to;
+        Some(recording)
+    }
+
+    fn stand_in(
+        &mut self,
+        device: &Device,
+        recording: &Recording,
+        part: Range<usize>,
+    ) -> std::result::Result<(), String> {
+        if part.start == 0 {
+            self.ran.clear();
+        }
+        let seed = device.setup.order.seed.wrapping_add(self.finished - 1);
+        let (seconds, ran) = (&mut self.seconds, &mut self.ran);
+        match device.backend {
+            Backend::Recorded => stand_in::run(device, recording, part, seed, seconds),
+            _ => emulator::run(device, recording, part, seed, seconds, ran),
+        }
+    }
+
     /// Ends the one of number `finished`.
     fn settle(&mut self, device: &Device, native: Option<&system::Queue>, pending: Pending) {
         let number = self.finished;
@@ -330,12 +418,9 @@ impl Work {
         if let Some(native) = native {
             return native.run_each(&device.lock(), recording, &mut self.seconds);
         }
-        let seed = device.setup.order.seed.wrapping_add(self.finished - 1);
         let started = Instant::now();
-        let ran = match device.backend {
-            Backend::Recorded => stand_in::run(device, recording, seed, &mut self.seconds),
-            _ => emulator::run(device, recording, seed, &mut self.seconds),
-        };
+        let part = std::mem::take(&mut self.at)..recording.entries.len();
+        let ran = self.stand_in(device, recording, part);
         ran.map_err(|text| Failure { cause: Cause::Kernel, text })?;
         Ok(started.elapsed().as_secs_f64())
     }

@@ -2,6 +2,7 @@
 //! used again. It knows no device.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::{Grid, Pipeline, Slice};
 use crate::hazard::{Access, Touch};
@@ -31,6 +32,24 @@ pub(super) struct Recording {
     words: Vec<u32>,
     /// Entries before which a new command buffer begins.
     pub(super) cuts: Vec<usize>,
+    /// Entries before which a round has ended.
+    pub(super) marks: Vec<usize>,
+}
+
+/// A command that has run.
+#[derive(Clone, Debug)]
+pub(crate) struct Ran {
+    /// What it was made for.
+    pub(crate) label: u32,
+    pub(crate) kernel: Arc<str>,
+    /// Behind a barrier of its own.
+    pub(crate) barrier: bool,
+    /// The first of its round.
+    pub(crate) begins: bool,
+    /// Where commands are timed one by one.
+    pub(crate) seconds: f64,
+    /// What it accessed, where the form counts that.
+    pub(crate) counts: Option<fornax_msl::DispatchReport>,
 }
 
 impl Recording {
@@ -79,6 +98,7 @@ impl Recording {
         self.args.clear();
         self.words.clear();
         self.cuts.clear();
+        self.marks.clear();
     }
 
     /// Begins a command's arguments; forgets those that no command took.

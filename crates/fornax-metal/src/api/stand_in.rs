@@ -1,6 +1,7 @@
 //! The form that runs scalar kernels on the host: what no barrier orders in an order that a seed shuffles, each
 //! command seeing a copy of its arguments and nothing else. It knows no plan.
 
+use std::ops::Range;
 use std::time::Instant;
 
 use super::memory::View;
@@ -9,10 +10,11 @@ use super::{Code, Device};
 use crate::hazard::Access;
 use crate::stub::Call;
 
-/// Runs one command buffer: group after group, each in a shuffled order.
+/// Runs a part of a command buffer: group after group, each in a shuffled order.
 pub(super) fn run(
     device: &Device,
     recording: &Recording,
+    part: Range<usize>,
     seed: u64,
     seconds: &mut [f64],
 ) -> Result<(), String> {
@@ -33,7 +35,8 @@ pub(super) fn run(
         }
         Ok::<_, String>(())
     };
-    for (at, entry) in recording.entries.iter().enumerate() {
+    for at in part {
+        let entry = &recording.entries[at];
         if recording.is_fence(at) {
             flush(&mut group)?;
         }

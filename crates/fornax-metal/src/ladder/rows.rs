@@ -4,7 +4,12 @@ use fornax_gguf::TensorType;
 use fornax_msl::Buffer;
 
 use super::{Run, close, floats, noise, read_floats, read_words, room, words};
+<<<<<<< /tmp/wt-ms/crates/fornax-metal/src/ladder/rows.rs
+use crate::feed::UNUSABLE;
+use crate::library::entry;
+=======
 use crate::library::{KV_TYPES, entry};
+>>>>>>> /tmp/m.head
 
 #[test]
 pub(super) fn norm_of_rows_shorter_and_longer_than_a_threadgroup() {
@@ -243,8 +248,8 @@ pub(super) fn rope_and_append_in_one() {
     }
 }
 
-/// What the choosing kernels left: token, log-probability, state, position.
-fn choose(logits: &[f32], parts: u32) -> (u32, f32, u32, u32) {
+/// What the choosing kernels left: token and log-probability.
+fn choose(logits: &[f32], parts: u32) -> (u32, f32) {
     let partials = room(parts as usize * 4);
     let vocab = logits.len() as u32;
     Run::new("argmax_parts", &[], [parts, 1, 1], [256, 1, 1])
@@ -252,7 +257,7 @@ fn choose(logits: &[f32], parts: u32) -> (u32, f32, u32, u32) {
         .buffer(&partials)
         .go(&[1, vocab, parts]);
     let rows = words(&rows_of(&[(6, 0, 1)]));
-    let (last, out) = (room(1), room(4));
+    let (last, out) = (room(1), room(2));
     Run::new("argmax_pick", &[], [1, 1, 1], [32, 1, 1])
         .buffer(&partials)
         .words(&[0, 7, u32::MAX, 1])
@@ -261,10 +266,11 @@ fn choose(logits: &[f32], parts: u32) -> (u32, f32, u32, u32) {
         .words(&[0; 16])
         .words(&[0])
         .buffer(&out)
-        .go(&[1, 0, 1, 1, parts]);
-    let out = read_words(&out, 4);
-    assert_eq!(read_words(&last, 1)[0], out[0]);
-    (out[0], f32::from_bits(out[1]), out[2], out[3])
+        .go(&[1, 0, 1, 1, 1, parts]);
+    let out = read_words(&out, 2);
+    let usable = out[0] != UNUSABLE;
+    assert_eq!(read_words(&last, 1)[0], if usable { out[0] } else { 0 });
+    (out[0], f32::from_bits(out[1]))
 }
 
 #[test]
@@ -277,14 +283,14 @@ pub(super) fn the_highest_logit_wins_and_ties_go_to_the_lowest_id() {
         if n > 30 {
             (logits[0], logits[1], logits[20]) = (f32::NAN, f32::NEG_INFINITY, f32::NAN);
         }
-        let (token, logprob, state, pos) = choose(&logits, parts);
-        assert_eq!((token as usize, state, pos), (high, 1, 7), "{n} in {parts}");
+        let (token, logprob) = choose(&logits, parts);
+        assert_eq!(token as usize, high, "{n} in {parts}");
         let sum: f64 =
             logits.iter().filter(|v| !v.is_nan()).map(|v| (f64::from(*v) - 3.0).exp()).sum();
         close("log-probability", &[logprob], &[-sum.ln()], 1e-4);
     }
     for nothing in [f32::NAN, f32::NEG_INFINITY] {
-        assert_eq!(choose(&[nothing; 70], 3).2, 2, "no logit is usable");
+        assert_eq!(choose(&[nothing; 70], 3).0, UNUSABLE, "no logit is usable");
     }
 }
 
@@ -308,7 +314,7 @@ fn a_choice_is_fed_back_until_it_ends() {
             .words(&stops)
             .words(&[0, ticket])
             .buffer(&out)
-            .go(&[2, 0, 2, 2, 1]);
+            .go(&[2, 0, 2, 2, 4, 1]);
         assert_eq!(read_words(&last, 2), [9, 5], "by slot");
         read_words(&rows, 32)[16..].to_vec()
     };

@@ -163,8 +163,8 @@ impl Builder<'_> {
         self.dispatch(at, e, Extent::Wanted, (args, constants))?;
         let args = self.choice_args(Some((place, Read)));
         let (first, next) = self.shape.out_counts();
-        let (out_first, out_next) = (first as u32, next as u32);
-        let constants = PickArgs { rows: 0, base: 0, out_first, out_next, parts }.words();
+        let [out_first, out_next, choices] = [first, next, self.shape.choices()].map(|n| n as u32);
+        let constants = PickArgs { rows: 0, base: 0, out_first, out_next, choices, parts }.words();
         let e = whole("argmax_pick", [ROWS, ONE, ONE], 32);
         self.dispatch(at, e, Extent::Wanted, (args, constants))?;
         if let Some(command) = self.out.commands.last_mut() {

@@ -107,6 +107,7 @@ impl Builder<'_> {
             base: 0,
             out_first: first as u32,
             out_next: next as u32,
+            choices: self.shape.choices() as u32,
         };
         let call = (self.choice_args(from), constants.words());
         self.push(at, "argmax", Extent::Wanted, call)?;

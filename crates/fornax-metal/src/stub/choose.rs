@@ -2,7 +2,7 @@
 
 use super::{Call, constants};
 use crate::args::ArgmaxArgs;
-use crate::feed::{CHOSEN, LOGPROB, NONE, OUT, ROW, SETS_LAST, STOPS, TOKEN, UNUSABLE, WANTED};
+use crate::feed::{LOGPROB, NONE, ROW, SETS_LAST, STOPS, TOKEN, UNUSABLE, WANTED};
 
 /// 0 logits, 1 wanted, 2 all rows, 3 last tokens by slot, 4 stop lists by sequence, 5 tickets to
 /// stop by slot, 6 outputs.
@@ -19,13 +19,15 @@ pub(super) fn argmax(call: &mut Call<'_>) -> Result<(), String> {
         let logits = call.floats(0, ix * a.vocab as usize, a.vocab as usize)?;
         let best = best(&logits);
         let token = best.unwrap_or(0);
-        let logprob = if kind & LOGPROB != 0 { logprob(&logits, token) } else { f32::NAN };
-        let state = if best.is_some() { CHOSEN } else { UNUSABLE };
         let at = match round {
             0 => ix as u32,
             r => a.out_first + (r - 1) * a.out_next + ix as u32,
         };
-        call.set(6, at as usize * OUT, &[token, logprob.to_bits(), state, pos + 1])?;
+        call.set(6, at as usize, &[best.unwrap_or(UNUSABLE)])?;
+        if kind & LOGPROB != 0 {
+            let at = (a.choices + at) as usize;
+            call.set_floats(6, at, &[logprob(&logits, token)])?;
+        }
         if kind & SETS_LAST != 0 {
             call.set(3, slot as usize, &[token])?;
         }
