@@ -4,12 +4,8 @@ use fornax_gguf::TensorType;
 use fornax_msl::Buffer;
 
 use super::{Run, close, floats, noise, read_floats, read_words, room, words};
-<<<<<<< /tmp/wt-ms/crates/fornax-metal/src/ladder/rows.rs
 use crate::feed::UNUSABLE;
-use crate::library::entry;
-=======
 use crate::library::{KV_TYPES, entry};
->>>>>>> /tmp/m.head
 
 #[test]
 pub(super) fn norm_of_rows_shorter_and_longer_than_a_threadgroup() {
