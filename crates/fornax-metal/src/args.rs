@@ -129,6 +129,33 @@ args! {
         block: u32,
         stride: u32,
     }
+    /// `short_conv`; `tile` is the rows of a sequence that one thread takes.
+    ConvArgs { rows: u32, width: u32, taps: u32, tile: u32, }
+    /// `moe_route`; `normalise` is 1 where the chosen weights add up to one.
+    RouteArgs { rows: u32, experts: u32, top_k: u32, normalise: u32, }
+    /// `moe_gated`: [`GatedArgs`], where biases are of all experts, and two more.
+    ExpertArgs {
+        rows: u32,
+        cols: u32,
+        outs: u32,
+        bias: u32,
+        act: u32,
+        alpha: f32,
+        limit: f32,
+        eps: f32,
+        top_k: u32,
+        experts: u32,
+    }
+    /// `moe_down`; `bias` and `residual` are 0 or 1.
+    DownArgs {
+        rows: u32,
+        cols: u32,
+        outs: u32,
+        top_k: u32,
+        experts: u32,
+        bias: u32,
+        residual: u32,
+    }
     /// `argmax_parts`.
     PartsArgs { rows: u32, vocab: u32, parts: u32, }
     /// `argmax_pick`: as [`ArgmaxArgs`].

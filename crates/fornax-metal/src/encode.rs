@@ -63,6 +63,8 @@ pub(crate) enum Axis {
     Fixed(u32),
     /// One for so many rows.
     RowsBy(u32),
+    /// So many for every row.
+    RowsTimes(u32),
 }
 
 impl Axis {
@@ -70,6 +72,7 @@ impl Axis {
         match self {
             Axis::Fixed(n) => n,
             Axis::RowsBy(n) => rows.div_ceil(n),
+            Axis::RowsTimes(n) => rows * n,
         }
     }
 }

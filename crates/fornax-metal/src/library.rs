@@ -19,6 +19,13 @@ pub(crate) struct Family {
 }
 
 const BLOCKS: (&str, &str) = ("blocks.metal", include_str!("../kernels/blocks/blocks.metal"));
+const CODEBOOKS: (&str, &str) =
+    ("codebooks.metal", include_str!("../kernels/blocks/codebooks.metal"));
+const MORE: (&str, &str) = ("more.metal", include_str!("../kernels/blocks/more.metal"));
+
+/// The source that holds the codebooks.
+#[cfg(test)]
+pub(crate) const CODEBOOK_TEXT: &str = CODEBOOKS.1;
 
 macro_rules! source {
     ($name:literal) => {
@@ -33,8 +40,8 @@ macro_rules! source {
 pub(crate) static FAMILIES: &[Family] = &[
     Family {
         name: "embed",
-        sources: &[BLOCKS, source!("embed")],
-        plain: &[],
+        sources: &[BLOCKS, CODEBOOKS, MORE, source!("embed")],
+        plain: &["embed_any"],
         weights: &["embed"],
         kv: &[],
     },
@@ -47,15 +54,23 @@ pub(crate) static FAMILIES: &[Family] = &[
     },
     Family {
         name: "matvec",
-        sources: &[BLOCKS, source!("matvec")],
-        plain: &["activate"],
+        sources: &[BLOCKS, CODEBOOKS, MORE, source!("matvec"), source!("any"), source!("moe")],
+        plain: &[
+            "activate",
+            "matvec_any",
+            "qkv_any",
+            "gated_mlp_any",
+            "moe_route",
+            "moe_gated",
+            "moe_down",
+        ],
         weights: &["matvec", "qkv", "gated_mlp"],
         kv: &[],
     },
     Family {
         name: "matmul",
-        sources: &[BLOCKS, source!("matmul")],
-        plain: &[],
+        sources: &[BLOCKS, CODEBOOKS, MORE, source!("matmul")],
+        plain: &["matmul_small_any", "matmul_tiled_any"],
         weights: &["matmul_small", "matmul_tiled"],
         kv: &[],
     },
@@ -74,6 +89,13 @@ pub(crate) static FAMILIES: &[Family] = &[
         kv: &["attention_split", "attention_tiled"],
     },
     Family {
+        name: "conv",
+        sources: &[source!("conv")],
+        plain: &["short_conv"],
+        weights: &[],
+        kv: &[],
+    },
+    Family {
         name: "choose",
         sources: &[source!("choose")],
         plain: &["argmax_parts", "argmax_pick"],
@@ -82,7 +104,7 @@ pub(crate) static FAMILIES: &[Family] = &[
     },
 ];
 
-/// The weight types that the kernels read.
+/// The weight types that have kernels of their own.
 pub(crate) const WEIGHT_TYPES: &[TensorType] = &[
     TensorType::F32,
     TensorType::F16,
@@ -98,6 +120,29 @@ pub(crate) const WEIGHT_TYPES: &[TensorType] = &[
     TensorType::MXFP4,
 ];
 
+/// The weight types that the kernels of any type read besides.
+pub(crate) const MORE_TYPES: &[TensorType] = &[
+    TensorType::Q2_K,
+    TensorType::Q3_K,
+    TensorType::IQ1_S,
+    TensorType::IQ1_M,
+    TensorType::IQ2_XXS,
+    TensorType::IQ2_XS,
+    TensorType::IQ2_S,
+    TensorType::IQ3_XXS,
+    TensorType::IQ3_S,
+    TensorType::IQ4_NL,
+    TensorType::IQ4_XS,
+    TensorType::TQ1_0,
+    TensorType::TQ2_0,
+    TensorType::NVFP4,
+];
+
+/// Whether some kernel reads the type.
+pub(crate) fn reads(ty: TensorType) -> bool {
+    WEIGHT_TYPES.contains(&ty) || MORE_TYPES.contains(&ty)
+}
+
 /// The types that keys and values are stored in.
 pub(crate) const KV_TYPES: &[TensorType] = &[TensorType::F32, TensorType::F16, TensorType::Q8_0];
 
@@ -105,6 +150,25 @@ pub(crate) const KV_TYPES: &[TensorType] = &[TensorType::F32, TensorType::F16, T
 /// case.
 pub(crate) fn entry(kernel: &str, ty: TensorType) -> String {
     format!("{kernel}_{}", ty.name().to_ascii_lowercase())
+}
+
+/// The kernel for matrices of these types, up to three, and its function constants behind the
+/// four of its own: that of the type where there is one, else the kernel of any type.
+pub(crate) fn typed(kernel: &str, types: &[TensorType], own: &[u32]) -> (String, Vec<u32>) {
+    let first = types[0];
+    if WEIGHT_TYPES.contains(&first) && types.iter().all(|ty| *ty == first) {
+        return (entry(kernel, first), own.to_vec());
+    }
+    (format!("{kernel}_any"), numbered(types, own))
+}
+
+/// Four function constants of a kernel's own, then the types of up to three matrices.
+pub(crate) fn numbered(types: &[TensorType], own: &[u32]) -> Vec<u32> {
+    let number = |i: usize| types[i.min(types.len() - 1)].id();
+    let mut constants = own.to_vec();
+    constants.resize(4, 0);
+    constants.extend((0..3).map(number));
+    constants
 }
 
 impl Family {

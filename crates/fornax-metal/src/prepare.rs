@@ -17,8 +17,10 @@ use crate::{library, stub};
 
 mod attention;
 mod calls;
+mod conv;
 mod linear;
 mod lower;
+mod moe;
 mod recorded;
 
 /// Tokens of one KV block.
@@ -26,10 +28,9 @@ pub(crate) const KV_BLOCK: u32 = 32;
 
 /// What this form of the device does not do, by name.
 pub(crate) fn refusals(plan: &Plan, limits: &Limits, form: Form) -> Vec<Refusal> {
-    let (types, wide) = match form {
-        Form::Recorded => (stub::WEIGHT_TYPES, u32::MAX),
-        Form::Emulated | Form::System => (library::WEIGHT_TYPES, attention::HEAD_WIDTH_MAX),
-    };
+    let recorded = form == Form::Recorded;
+    let wide = if recorded { u32::MAX } else { attention::HEAD_WIDTH_MAX };
+    let reads = |ty| if recorded { stub::WEIGHT_TYPES.contains(&ty) } else { library::reads(ty) };
     let mut all = Vec::new();
     let mut refuse = |what: String, why: String, help: &str| {
         let refusal = Refusal { what, why, help: help.to_string() };
@@ -55,31 +56,37 @@ pub(crate) fn refusals(plan: &Plan, limits: &Limits, form: Form) -> Vec<Refusal>
         refuse(what, format!("the kernels hold at most {wide}"), "use --device cpu");
     }
     for op in &plan.ops {
-        if matches!(op, Op::ShortConv { .. } | Op::MoeRoute { .. } | Op::MoeMlp { .. }) {
+        let lacks = matches!(op, Op::ShortConv { .. } | Op::MoeRoute { .. } | Op::MoeMlp { .. });
+        if recorded && lacks {
             let why = "this form has no kernel for it".to_string();
             refuse(op.name().to_string(), why, "use --device cpu");
             continue;
         }
-        let table = if let Op::Embed { table, .. } = op { Some(*table) } else { None };
-        for id in op.linears().iter().map(|l| l.weight).chain(table) {
+        if let Op::MoeRoute { router, top_k, .. } = op {
+            let experts = plan.weights[router.weight.ix()].rows;
+            if experts > moe::EXPERTS_MAX || *top_k > moe::CHOSEN_MAX {
+                let what = format!("{top_k} of {experts} experts");
+                let most = format!("{} of {}", moe::CHOSEN_MAX, moe::EXPERTS_MAX);
+                refuse(what, format!("the kernel holds at most {most}"), "use --device cpu");
+            }
+        }
+        for id in matrices(op) {
             let ty = plan.weights[id.ix()].ty;
-            if !types.contains(&ty) {
+            if !reads(ty) {
                 let what = format!("{} of {ty}", op.name());
                 refuse(what, "no kernel reads the type".to_string(), "use --device cpu");
             }
         }
         if let Op::GatedMlp { gate, up, .. } = op {
             let types = [gate, up].map(|l| plan.weights[l.weight.ix()].ty);
-            if types[0] != types[1] {
+            if recorded && types[0] != types[1] {
                 let what = format!("gated_mlp of {} and {}", types[0], types[1]);
                 let why = "gate and up must have one type".to_string();
                 refuse(what, why, "use --device cpu");
             }
         }
-        let matrices: Vec<WeightId> = op.linears().iter().map(|l| l.weight).chain(table).collect();
-        for id in op.weights().into_iter().filter(|id| !matrices.contains(id)) {
-            let w = &plan.weights[id.ix()];
-            if w.ty != TensorType::F32 {
+        for w in vectors(op).map(|id| &plan.weights[id.ix()]) {
+            if recorded && w.ty != TensorType::F32 {
                 let what = format!("{} with {} of {}", op.name(), w.name, w.ty);
                 refuse(what, "vectors are read as F32".to_string(), "use --device cpu");
             }
@@ -88,12 +95,26 @@ pub(crate) fn refusals(plan: &Plan, limits: &Limits, form: Form) -> Vec<Refusal>
     all
 }
 
+/// The weights that an op reads in their own format.
+fn matrices(op: &Op) -> Vec<WeightId> {
+    let table = if let Op::Embed { table, .. } = op { Some(*table) } else { None };
+    op.linears().iter().map(|l| l.weight).chain(table).collect()
+}
+
+/// The weights that an op reads as F32: norms, biases, taps.
+fn vectors(op: &Op) -> impl Iterator<Item = WeightId> {
+    let matrices = matrices(op);
+    op.weights().into_iter().filter(move |id| !matrices.contains(id))
+}
+
 /// Everything that a program keeps on the device.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     pub(crate) commands: Vec<Command>,
     /// By group, then by layer: keys and values.
     pub(crate) pools: Vec<Vec<(Buffer, Buffer)>>,
+    /// By state: what it holds for slot after slot.
+    pub(crate) states: Vec<Buffer>,
     /// The token that every slot chose last.
     pub(crate) last: Buffer,
     /// The ticket up to which every slot is to stop.
@@ -141,7 +162,21 @@ pub(crate) fn prepare(
     let words = |b: &liveness::BufferSpec| rows(b.rows).max(chained) as usize * b.width as usize;
     let scratch: usize = values.specs.iter().map(words).sum();
     let buffers = values.specs.iter().map(|b| device.buffer("value", words(b)));
-    let weights = plan.weights.iter().map(|w| device.wrap(&w.data, w.offset, w.len_bytes()));
+    let small: Vec<WeightId> = plan.ops.iter().flat_map(vectors).collect();
+    let weights = (0..).zip(&plan.weights).map(|(id, w)| {
+        // Vectors are few enough to be widened.
+        if w.ty != TensorType::F32 && small.contains(&WeightId(id)) {
+            let words: Vec<u32> = w.to_f32().iter().map(|v| v.to_bits()).collect();
+            return filled(device, &w.name, &words);
+        }
+        device.wrap(&w.data, w.offset, w.len_bytes())
+    });
+    // A convolution of one tap has a state of nothing.
+    let states = plan.states.iter().map(|s| {
+        filled(device, &s.name, &vec![0; (limits.slots * s.len).max(1) as usize])
+    });
+    let states = states.collect::<Result<Vec<Buffer>>>()?;
+    let scratch = scratch + states.iter().map(|b| b.len_bytes / 4).sum::<usize>();
     let ropes = plan.ropes.iter().map(|r| {
         let words: Vec<u32> = r.inv_freq.iter().map(|f| f.to_bits()).collect();
         filled(device, "frequencies", &words)
@@ -161,6 +196,7 @@ pub(crate) fn prepare(
         out: Prepared {
             commands: Vec::new(),
             pools: pools(device, plan, limits, kv_type)?,
+            states,
             last: filled(device, "last tokens", &slots)?,
             stop: filled(device, "stop tickets", &slots)?,
             scratch_bytes: 4 * scratch as u64,
@@ -212,6 +248,12 @@ type Arg = Option<(Place, Access)>;
 impl Builder<'_> {
     fn value(&self, v: ValueId, access: Access) -> Arg {
         debug_assert_eq!(self.plan.values[v.ix()].ty, ValueType::F32);
+        let buffer = self.buffers[self.values.ix(v)];
+        Some((Place::Value(buffer, self.plan.width(v) as usize), access))
+    }
+
+    fn index(&self, v: ValueId, access: Access) -> Arg {
+        debug_assert_eq!(self.plan.values[v.ix()].ty, ValueType::U32);
         let buffer = self.buffers[self.values.ix(v)];
         Some((Place::Value(buffer, self.plan.width(v) as usize), access))
     }

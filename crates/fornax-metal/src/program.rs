@@ -216,6 +216,20 @@ impl MetalProgram {
         Ok(())
     }
 
+    fn known_slot(&self, slot: SlotId) -> Result<()> {
+        let have = self.limits.slots;
+        if slot.0 >= have {
+            return Err(Error::malformed(format!("slot {}, expected less than {have}", slot.0)));
+        }
+        Ok(())
+    }
+
+    /// Every state, and the elements that it has for a slot.
+    fn states(&self) -> impl Iterator<Item = (Buffer, usize)> + '_ {
+        let states = self.prepared.states.iter().zip(&self.plan.states);
+        states.map(|(buffer, spec)| (*buffer, spec.len as usize))
+    }
+
     /// The elements of every token of a range: layer by layer, keys before values.
     fn kv_tokens(
         &self,
@@ -381,9 +395,12 @@ impl Program for MetalProgram {
         match command {
             Cmd::CopyBlock { group, from, to } => {
                 self.known_blocks(group, &[from, to], 0)?;
-                let mut block = Vec::new();
-                self.read_kv(group, &[from], 0..KV_BLOCK, &mut block)?;
-                self.write_kv(group, &[to], 0..KV_BLOCK, &block)?;
+                for pool in self.prepared.pools[group as usize].iter().flat_map(|(k, v)| [k, v]) {
+                    let mut words = vec![0; pool.len_bytes / 4 / self.limits.kv_blocks as usize];
+                    let len = words.len();
+                    self.device.read(*pool, from.ix() * len, &mut words);
+                    self.device.write(*pool, to.ix() * len, &words);
+                }
             }
             Cmd::ReadKv { group, table, tokens, out } => {
                 self.known_blocks(group, table, tokens.end)?;
@@ -404,12 +421,30 @@ impl Program for MetalProgram {
                 }
                 self.write_kv(group, table, tokens, data)?;
             }
-            // A plan with states is refused at prepare, so that there are none.
-            Cmd::ReadState { out, .. } => out.clear(),
-            Cmd::WriteState { data: [], .. } => {}
-            Cmd::WriteState { data, .. } => {
-                let found = data.len();
-                return Err(Error::malformed(format!("write state: {found} elements, expected 0")));
+            Cmd::ReadState { slot, out } => {
+                self.known_slot(slot)?;
+                out.clear();
+                for (buffer, len) in self.states() {
+                    let mut words = vec![0; len];
+                    self.device.read(buffer, slot.ix() * len, &mut words);
+                    out.extend(words.iter().map(|w| f32::from_bits(*w)));
+                }
+            }
+            Cmd::WriteState { slot, data } => {
+                self.known_slot(slot)?;
+                let need: usize = self.states().map(|(_, len)| len).sum();
+                if data.len() != need {
+                    let found = data.len();
+                    let what = format!("write state: {found} elements, expected {need}");
+                    return Err(Error::malformed(what));
+                }
+                let mut rest = data;
+                for (buffer, len) in self.states() {
+                    let (now, after) = rest.split_at(len);
+                    rest = after;
+                    let words: Vec<u32> = now.iter().map(|v| v.to_bits()).collect();
+                    self.device.write(buffer, slot.ix() * len, &words);
+                }
             }
         }
         Ok(())

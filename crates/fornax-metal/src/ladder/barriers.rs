@@ -4,7 +4,7 @@ use std::panic::{UnwindSafe, catch_unwind};
 
 use fornax_msl::BarrierId;
 
-use super::{WITHOUT, attention, library, linear, rows};
+use super::{WITHOUT, any, attention, library, linear, moe, rows};
 
 /// Whether a test fails without the barrier.
 fn seen(barrier: BarrierId, test: impl Fn() + UnwindSafe) -> bool {
@@ -16,11 +16,15 @@ fn seen(barrier: BarrierId, test: impl Fn() + UnwindSafe) -> bool {
 
 #[test]
 fn removing_any_barrier_shows() {
-    let tests: [(&str, &str, fn()); 9] = [
+    let tests: [(&str, &str, fn()); 13] = [
         ("rms_norm", "rms_norm", rows::norm_of_rows_shorter_and_longer_than_a_threadgroup),
         ("matvec", "matvec_f32", linear::matvec_of_every_type),
         ("qkv", "qkv_f32", linear::qkv_of_every_type),
         ("gated_mlp", "gated_mlp_f32", linear::gated_mlp_of_every_type_and_activation),
+        ("qkv_any", "qkv_any", any::projections_of_several_types),
+        ("gated_mlp_any", "gated_mlp_any", any::gates_of_several_types),
+        ("moe_gated", "moe_gated", moe::experts_of_every_type),
+        ("moe_down", "moe_down", moe::experts_of_several_types_and_rows),
         ("matmul_small", "matmul_small_f32", linear::small_matmul_of_every_type),
         ("matmul_tiled", "matmul_tiled_f32", linear::tiled_matmul_of_every_type),
         ("rope_write", "rope_write_f32", rows::rope_and_append_in_one),

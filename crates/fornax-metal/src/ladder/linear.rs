@@ -7,25 +7,38 @@ use super::{Run, bytes, close, noise, read_floats, room};
 use crate::library::{WEIGHT_TYPES, entry};
 
 /// A matrix as bytes and as decoded numbers.
-struct Matrix {
-    ty: TensorType,
-    outs: usize,
-    cols: usize,
-    data: Vec<u8>,
-    values: Vec<f32>,
+pub(super) struct Matrix {
+    pub(super) ty: TensorType,
+    pub(super) outs: usize,
+    pub(super) cols: usize,
+    pub(super) data: Vec<u8>,
+    pub(super) values: Vec<f32>,
+}
+
+/// Bytes of a matrix: random numbers encoded, or the blocks that the decoders are tested with
+/// where a type has no encoder.
+fn blocks_of(ty: TensorType, outs: usize, cols: usize, seed: u64) -> Vec<u8> {
+    if blocks::can_quantize(ty) {
+        let w: WeightRef = conformance::weight("w", ty, 1, outs as u32, cols as u32, seed);
+        return w.data.bytes().to_vec();
+    }
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata/quant-blocks/");
+    let all = std::fs::read(format!("{folder}{ty}.blocks.bin")).expect("blocks of the type");
+    let skip = seed as usize * ty.block_bytes();
+    let bytes = outs * cols / ty.block_len() * ty.block_bytes();
+    all.iter().copied().cycle().skip(skip).take(bytes).collect()
 }
 
 impl Matrix {
-    fn new(ty: TensorType, outs: usize, cols: usize, seed: u64) -> Matrix {
-        let w: WeightRef = conformance::weight("w", ty, 1, outs as u32, cols as u32, seed);
-        let data = w.data.bytes().to_vec();
+    pub(super) fn new(ty: TensorType, outs: usize, cols: usize, seed: u64) -> Matrix {
+        let data = blocks_of(ty, outs, cols, seed);
         let mut values = vec![0.0; outs * cols];
         blocks::dequantize(ty, &data, &mut values).expect("whole blocks");
         Matrix { ty, outs, cols, data, values }
     }
 
     /// `W·x` for every row of x, rows × outs.
-    fn product(&self, x: &[f32]) -> Vec<f64> {
+    pub(super) fn product(&self, x: &[f32]) -> Vec<f64> {
         let dot = |x: &[f32], w: &[f32]| {
             x.iter().zip(w).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>()
         };
@@ -35,7 +48,7 @@ impl Matrix {
 }
 
 /// Holds each output to its bound, a share of ‖w‖·‖x‖.
-fn within(what: &str, have: &[f32], want: &[f64], m: &Matrix, x: &[f32]) {
+pub(super) fn within(what: &str, have: &[f32], want: &[f64], m: &Matrix, x: &[f32]) {
     let norm = |v: &[f32]| v.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
     let rows: Vec<f64> = m.values.chunks(m.cols).map(norm).collect();
     for (i, (h, w)) in have.iter().zip(want).enumerate() {
@@ -47,7 +60,7 @@ fn within(what: &str, have: &[f32], want: &[f64], m: &Matrix, x: &[f32]) {
 }
 
 /// Columns of the sweep that a type can have.
-fn columns(ty: TensorType) -> Vec<usize> {
+pub(super) fn columns(ty: TensorType) -> Vec<usize> {
     match ty.block_len() {
         1 => vec![7, 33, 130, 544],
         n => vec![n, 3 * n, 1024 + n],
@@ -56,6 +69,18 @@ fn columns(ty: TensorType) -> Vec<usize> {
 
 /// A kernel of the matmul family with everything in its epilogue but the soft-cap, or with none.
 fn matmul(kernel: &str, m: &Matrix, rows: usize, constants: &[u32], grid: [u32; 3], threads: u32) {
+    matmul_by(&entry(kernel, m.ty), m, rows, constants, grid, threads);
+}
+
+/// The same by the kernel of that name.
+pub(super) fn matmul_by(
+    kernel: &str,
+    m: &Matrix,
+    rows: usize,
+    constants: &[u32],
+    grid: [u32; 3],
+    threads: u32,
+) {
     let x = noise(3, rows * m.cols);
     let (bias, residual) = (noise(4, m.outs), noise(5, rows * m.outs));
     for full in [false, true] {
@@ -71,7 +96,7 @@ fn matmul(kernel: &str, m: &Matrix, rows: usize, constants: &[u32], grid: [u32; 
             scale.to_bits(),
             0f32.to_bits(),
         ];
-        Run::new(&entry(kernel, m.ty), constants, grid, [threads, 1, 1])
+        Run::new(kernel, constants, grid, [threads, 1, 1])
             .buffer(&bytes(&m.data))
             .floats(&x)
             .floats(&bias)
@@ -209,7 +234,7 @@ pub(super) fn qkv_of_every_type() {
 }
 
 /// Rows after their RMS norm.
-fn normed(x: &[f32], norm: &[f32]) -> Vec<f32> {
+pub(super) fn normed(x: &[f32], norm: &[f32]) -> Vec<f32> {
     let row = |x: &[f32]| {
         let square: f64 = x.iter().map(|v| f64::from(*v).powi(2)).sum();
         let scale = 1.0 / (square / norm.len() as f64 + 1e-5).sqrt();
@@ -218,7 +243,7 @@ fn normed(x: &[f32], norm: &[f32]) -> Vec<f32> {
     x.chunks(norm.len()).flat_map(row).collect()
 }
 
-fn activated(act: u32, g: f64, u: f64) -> f64 {
+pub(super) fn activated(act: u32, g: f64, u: f64) -> f64 {
     let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
     match act {
         0 => g * sigmoid(g) * u,

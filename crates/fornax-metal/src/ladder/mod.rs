@@ -1,9 +1,12 @@
 //! Every kernel, every variant forced, against plain loops in double precision, under the
 //! emulator in shuffled order. It knows kernels and their constants, no plan.
 
+mod any;
 mod attention;
 mod barriers;
+mod conv;
 mod linear;
+mod moe;
 mod names;
 mod rows;
 
@@ -43,9 +46,13 @@ struct Run {
 
 impl Run {
     fn new(entry: &str, constants: &[u32], grid: [u32; 3], threads: [u32; 3]) -> Run {
-        let values: Vec<(u32, Value)> =
-            constants.iter().enumerate().map(|(i, v)| (i as u32, Value::Uint(*v))).collect();
-        let pipeline = library(entry).pipeline(entry, &values);
+        // Constants that the kernel does not use are those of its relatives.
+        let library = library(entry);
+        let info = library.kernels().iter().find(|k| k.name == entry).expect(entry);
+        let uses = |i: u32| info.constants.iter().any(|c| c.index == i);
+        let all = (0u32..).zip(constants).filter(|(i, _)| uses(*i));
+        let values: Vec<(u32, Value)> = all.map(|(i, v)| (i, Value::Uint(*v))).collect();
+        let pipeline = library.pipeline(entry, &values);
         let pipeline = pipeline.unwrap_or_else(|e| panic!("{entry}: {e}"));
         Run { dispatch: Dispatch::new(&pipeline, grid, threads), slot: 0 }
     }
@@ -118,6 +125,7 @@ fn pool_row(pool: &Buffer, ty: TensorType, at: usize, n: usize) -> Vec<f32> {
     blocks::dequantize(ty, &data, &mut out).expect("plain numbers");
     out
 }
+
 
 /// Numbers in (−1, 1), a function of the seed.
 fn noise(seed: u64, n: usize) -> Vec<f32> {

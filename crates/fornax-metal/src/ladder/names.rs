@@ -9,8 +9,9 @@ use crate::library::{FAMILIES, family_of};
 #[test]
 fn constants_are_as_long_as_the_kernels_structures() {
     use crate::args::{
-        AttentionArgs, CopyArgs, EmbedArgs, GatedArgs, KvWriteArgs, MatmulArgs, NormArgs,
-        PartsArgs, PickArgs, QkvArgs, RopeArgs, RopeWriteArgs, SelectArgs,
+        AttentionArgs, ConvArgs, CopyArgs, DownArgs, EmbedArgs, ExpertArgs, GatedArgs, KvWriteArgs,
+        MatmulArgs, NormArgs, PartsArgs, PickArgs, QkvArgs, RopeArgs, RopeWriteArgs, RouteArgs,
+        SelectArgs,
     };
     let sizes = [
         ("embed_q8_0", size_of::<EmbedArgs>()),
@@ -29,6 +30,10 @@ fn constants_are_as_long_as_the_kernels_structures() {
         ("attention_split_f32", size_of::<AttentionArgs>()),
         ("attention_reduce", size_of::<AttentionArgs>()),
         ("attention_tiled_f16", size_of::<AttentionArgs>()),
+        ("short_conv", size_of::<ConvArgs>()),
+        ("moe_route", size_of::<RouteArgs>()),
+        ("moe_gated", size_of::<ExpertArgs>()),
+        ("moe_down", size_of::<DownArgs>()),
         ("argmax_parts", size_of::<PartsArgs>()),
         ("argmax_pick", size_of::<PickArgs>()),
     ];

@@ -4,12 +4,12 @@ use std::ops::RangeInclusive;
 
 use fornax_plan::{Activation, Linear, Op, Result, ValueId};
 
-use super::lower::{ANY, Entry, Norm, ONE, elements, whole};
+use super::lower::{Entry, Norm, ONE, elements, whole};
 use super::{Arg, Builder};
 use crate::args::QkvArgs;
 use crate::encode::{Axis, Extent, Place};
 use crate::hazard::Access::{Read, Write};
-use crate::library::entry;
+use crate::library::typed;
 use crate::policy::{self, MATVEC_ROWS, SMALL_ROWS, Tile};
 
 impl Builder<'_> {
@@ -30,53 +30,51 @@ impl Builder<'_> {
         let call = self.matmul_call(x, linear, residual, out, (scale, softcap));
         let extent = self.extent(x);
         let mut all = |e: Entry<'_>| self.dispatch(at, e, extent, call.clone());
-        let name = entry("matvec", ty);
         let tile = policy::matvec_tile(ty, outs, cols);
         for rows in *when.start()..=MATVEC_ROWS {
-            all(vectors(&name, tile, outs.div_ceil(tile.outs), rows, false))?;
+            let (name, constants) = typed("matvec", &[ty], &variant(tile, rows, false));
+            all(vectors(&name, constants, tile, outs.div_ceil(tile.outs), rows))?;
         }
-        let name = entry("matmul_small", ty);
+        let (name, constants) = typed("matmul_small", &[ty], &[]);
         let axes = [Axis::Fixed(outs.div_ceil(8)), Axis::RowsBy(16), ONE];
         let when = MATVEC_ROWS + 1..=SMALL_ROWS;
-        all(Entry { when, ..whole(&name, axes, 128) })?;
-        let name = entry("matmul_tiled", ty);
+        all(Entry { when, constants, ..whole(&name, axes, 128) })?;
+        let (name, constants) = typed("matmul_tiled", &[ty], &[]);
         let axes = [Axis::Fixed(outs.div_ceil(64)), Axis::RowsBy(32), ONE];
-        all(Entry { when: SMALL_ROWS + 1..=u32::MAX, ..whole(&name, axes, 128) })
+        all(Entry { when: SMALL_ROWS + 1..=u32::MAX, constants, ..whole(&name, axes, 128) })
     }
 
     pub(super) fn lower_qkv(&mut self, at: u32, op: &Op, norm: Option<Norm>) -> Result<()> {
         let Op::Qkv { x, q, k, v, q_out, k_out, v_out } = *op else { return Ok(()) };
         let [wq, wk, wv] = [q, k, v].map(|l| &self.plan.weights[l.weight.ix()]);
-        let one = wq.ty == wk.ty && wq.ty == wv.ty;
-        let (ty, cols, outs) = (wq.ty, wq.cols, [wq.rows, wk.rows, wv.rows]);
-        if one {
-            let args = vec![
-                self.weight(q.weight),
-                self.weight(k.weight),
-                self.weight(v.weight),
-                self.value(norm.map_or(x, |n| n.x), Read),
-                self.optional(norm.map(|n| n.weight)),
-                self.optional(q.bias),
-                self.optional(k.bias),
-                self.optional(v.bias),
-                self.value(q_out, Write),
-                self.value(k_out, Write),
-                self.value(v_out, Write),
-            ];
-            let bit = |l: Linear, n: u32| u32::from(l.bias.is_some()) << n;
-            let bias = bit(q, 0) | bit(k, 1) | bit(v, 2);
-            let [q_outs, k_outs, v_outs] = outs;
-            let eps = norm.map_or(0.0, |n| n.eps);
-            let constants = QkvArgs { rows: 0, cols, q_outs, k_outs, v_outs, bias, eps };
-            let (name, total) = (entry("qkv", ty), q_outs + k_outs + v_outs);
-            let tile = policy::matvec_tile(ty, total, cols);
-            let groups = outs.iter().map(|o| o.div_ceil(tile.outs)).sum();
-            for rows in 1..=MATVEC_ROWS {
-                let e = vectors(&name, tile, groups, rows, norm.is_some());
-                self.dispatch(at, e, Extent::Rows, (args.clone(), constants.words()))?;
-            }
+        let types = [wq.ty, wk.ty, wv.ty];
+        let (cols, outs) = (wq.cols, [wq.rows, wk.rows, wv.rows]);
+        let args = vec![
+            self.weight(q.weight),
+            self.weight(k.weight),
+            self.weight(v.weight),
+            self.value(norm.map_or(x, |n| n.x), Read),
+            self.optional(norm.map(|n| n.weight)),
+            self.optional(q.bias),
+            self.optional(k.bias),
+            self.optional(v.bias),
+            self.value(q_out, Write),
+            self.value(k_out, Write),
+            self.value(v_out, Write),
+        ];
+        let bit = |l: Linear, n: u32| u32::from(l.bias.is_some()) << n;
+        let bias = bit(q, 0) | bit(k, 1) | bit(v, 2);
+        let [q_outs, k_outs, v_outs] = outs;
+        let eps = norm.map_or(0.0, |n| n.eps);
+        let constants = QkvArgs { rows: 0, cols, q_outs, k_outs, v_outs, bias, eps }.words();
+        let tile = policy::matvec_tile(wq.ty, q_outs + k_outs + v_outs, cols);
+        let groups = outs.iter().map(|o| o.div_ceil(tile.outs)).sum();
+        for rows in 1..=MATVEC_ROWS {
+            let (name, own) = typed("qkv", &types, &variant(tile, rows, norm.is_some()));
+            let e = vectors(&name, own, tile, groups, rows);
+            self.dispatch(at, e, Extent::Rows, (args.clone(), constants.clone()))?;
         }
-        let when = if one { MATVEC_ROWS + 1..=u32::MAX } else { ANY };
+        let when = MATVEC_ROWS + 1..=u32::MAX;
         for (linear, out) in [(q, q_out), (k, k_out), (v, v_out)] {
             let out = self.value(out, Write);
             self.product(at, when.clone(), x, linear, None, out, (1.0, None))?;
@@ -94,6 +92,7 @@ impl Builder<'_> {
     ) -> Result<()> {
         let w = &self.plan.weights[gate.weight.ix()];
         let (ty, outs, cols) = (w.ty, w.rows, w.cols);
+        let types = [ty, self.plan.weights[up.weight.ix()].ty];
         let args = |b: &Self, norm: Option<Norm>| {
             vec![
                 b.weight(gate.weight),
@@ -106,11 +105,12 @@ impl Builder<'_> {
             ]
         };
         let constants = self.gated_args(gate, up, act, norm.map_or(0.0, |n| n.eps));
-        let (name, extent) = (entry("gated_mlp", ty), self.extent(x));
+        let extent = self.extent(x);
         let tile = policy::matvec_tile(ty, outs, cols);
         let groups = outs.div_ceil(tile.outs);
         for rows in 1..=MATVEC_ROWS {
-            let e = vectors(&name, tile, groups, rows, norm.is_some());
+            let (name, own) = typed("gated_mlp", &types, &variant(tile, rows, norm.is_some()));
+            let e = vectors(&name, own, tile, groups, rows);
             let call = (args(self, norm), constants.words());
             self.dispatch(at, e, extent, call)?;
         }
@@ -127,11 +127,16 @@ impl Builder<'_> {
     }
 }
 
+/// The constants of a kernel of the matvec family.
+pub(super) fn variant(tile: Tile, rows: u32, normed: bool) -> [u32; 4] {
+    [tile.outs, rows, tile.simds, u32::from(normed)]
+}
+
 /// A kernel of the matvec family for so many rows and no others.
-fn vectors(name: &str, tile: Tile, groups: u32, rows: u32, normed: bool) -> Entry<'_> {
+fn vectors(name: &str, constants: Vec<u32>, tile: Tile, groups: u32, rows: u32) -> Entry<'_> {
     Entry {
         name,
-        constants: vec![tile.outs, rows, tile.simds, u32::from(normed)],
+        constants,
         when: rows..=rows,
         axes: [Axis::Fixed(groups), Axis::RowsBy(rows), ONE],
         threads: 32 * tile.simds,

@@ -3,7 +3,7 @@
 
 use std::ops::RangeInclusive;
 
-use fornax_plan::{Error, Op, Result, ValueId, WeightId};
+use fornax_plan::{Op, Result, ValueId, WeightId};
 
 use super::Builder;
 use super::calls::Call;
@@ -11,7 +11,7 @@ use crate::api::Buffer;
 use crate::args::{PartsArgs, PickArgs};
 use crate::encode::{Axis, Command, Extent, Place, Span};
 use crate::hazard::Access::{Read, Write};
-use crate::library::entry;
+use crate::library::typed;
 use crate::policy::{self, MATVEC_ROWS};
 
 pub(super) const ANY: RangeInclusive<u32> = 1..=u32::MAX;
@@ -70,11 +70,7 @@ impl Builder<'_> {
     /// Whether the norm from `x` to `out` can be left to the next op.
     fn folds(&self, x: ValueId, out: ValueId, next: &Op) -> bool {
         let reads = match *next {
-            Op::Qkv { x, q, k, v, .. } => {
-                let [q, k, v] = [q, k, v].map(|l| self.plan.weights[l.weight.ix()].ty);
-                x == out && q == k && q == v
-            }
-            Op::GatedMlp { x, .. } => x == out,
+            Op::Qkv { x, .. } | Op::GatedMlp { x, .. } => x == out,
             _ => false,
         };
         // The next op then reads what the norm would have been the last to read, and may not
@@ -96,9 +92,9 @@ impl Builder<'_> {
         match *op {
             Op::Embed { table, scale, out } => {
                 let w = &self.plan.weights[table.ix()];
-                let name = entry("embed", w.ty);
+                let (name, constants) = typed("embed", &[w.ty], &[]);
                 let threads = policy::threads(w.cols, 8).min(256);
-                let e = whole(&name, [ROWS, ONE, ONE], threads);
+                let e = Entry { constants, ..whole(&name, [ROWS, ONE, ONE], threads) };
                 self.dispatch(at, e, Extent::Rows, self.embed_call(table, scale, out))
             }
             Op::RmsNorm { .. } => self.lower_norm(at, op, ANY),
@@ -124,9 +120,11 @@ impl Builder<'_> {
             }
             Op::Sample { logits } => self.lower_choice(at, logits),
             Op::HiddenOut { x } => self.lower_copy(at, x, Place::Hidden),
-            Op::ShortConv { .. } | Op::MoeRoute { .. } | Op::MoeMlp { .. } => {
-                Err(Error::unsupported(format!("metal: no kernel for {}", op.name())))
+            Op::ShortConv { x, kernel, state, out } => {
+                self.lower_conv(at, x, kernel, state, out)
             }
+            Op::MoeRoute { .. } => self.lower_route(at, op),
+            Op::MoeMlp { .. } => self.lower_experts(at, op),
         }
     }
 

@@ -1,0 +1,160 @@
+//! Mixtures of experts: the choice, and the chosen experts' products, of every type.
+
+use fornax_gguf::TensorType;
+
+use super::linear::{Matrix, activated, columns};
+use super::{Run, bytes, close, noise, read_floats, read_words, room};
+use crate::library::{MORE_TYPES, WEIGHT_TYPES, numbered};
+
+#[test]
+fn the_best_experts_are_chosen_and_weighed() {
+    for (experts, top_k) in [(1, 1), (5, 2), (32, 4), (33, 32), (128, 8), (1024, 6)] {
+        for normalise in [0, 1] {
+            let rows = 3;
+            let mut scores = noise(7, rows * experts);
+            // Ties, of which the lower id is the better; and what is no number.
+            if experts > 4 {
+                (scores[1], scores[4], scores[experts]) = (2.0, 2.0, f32::NAN);
+            }
+            let (ids, weights) = (room(rows * top_k), room(rows * top_k));
+            Run::new("moe_route", &[], [rows as u32, 1, 1], [32, 1, 1])
+                .floats(&scores)
+                .buffer(&ids)
+                .buffer(&weights)
+                .go(&[rows as u32, experts as u32, top_k as u32, normalise]);
+            let (ids, weights) =
+                (read_words(&ids, rows * top_k), read_floats(&weights, rows * top_k));
+            for (r, row) in scores.chunks(experts).enumerate() {
+                let value = |i: usize| if row[i].is_nan() { f32::NEG_INFINITY } else { row[i] };
+                let mut order: Vec<usize> = (0..experts).collect();
+                order.sort_by(|a, b| value(*b).total_cmp(&value(*a)).then(a.cmp(b)));
+                let have = &ids[r * top_k..][..top_k];
+                assert!(have.iter().map(|i| *i as usize).eq(order[..top_k].iter().copied()));
+                let exp = |i: &usize| f64::from(value(*i)).exp();
+                let among = if normalise == 1 { &order[..top_k] } else { &order[..] };
+                let sum: f64 = among.iter().map(exp).sum();
+                let want: Vec<f64> = order[..top_k].iter().map(|i| exp(i) / sum).collect();
+                close("weights", &weights[r * top_k..][..top_k], &want, 1e-5);
+            }
+        }
+    }
+}
+
+/// Rows of gates of all experts, and what the kernel must make of them.
+struct Mixture {
+    experts: usize,
+    top_k: usize,
+    rows: usize,
+    outs: usize,
+    ids: Vec<u32>,
+}
+
+impl Mixture {
+    fn new(experts: usize, top_k: usize, rows: usize, outs: usize) -> Mixture {
+        let pick = |i: usize| (i * 7 + i / top_k) as u32 % experts as u32;
+        Mixture { experts, top_k, rows, outs, ids: (0..rows * top_k).map(pick).collect() }
+    }
+
+    /// The matrices of all experts below one another.
+    fn matrix(&self, ty: TensorType, cols: usize, seed: u64) -> Matrix {
+        Matrix::new(ty, self.experts * self.outs, cols, seed)
+    }
+
+    /// One expert's outputs of a row, with its bias.
+    fn one(&self, m: &Matrix, bias: &[f32], expert: usize, x: &[f32]) -> Vec<f64> {
+        let rows = expert * self.outs..(expert + 1) * self.outs;
+        let dot = |o: usize| -> f64 {
+            let w = &m.values[o * m.cols..][..m.cols];
+            let sum: f64 = w.iter().zip(x).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+            sum + f64::from(bias[o])
+        };
+        rows.map(dot).collect()
+    }
+
+    fn gated(&self, types: [TensorType; 2], cols: usize, act: u32, [o, s]: [u32; 2]) {
+        let [gate, up] = [0, 1].map(|i| self.matrix(types[i], cols, i as u64));
+        let x = noise(3, self.rows * cols);
+        let biases = [4, 5].map(|seed| noise(seed, self.experts * self.outs));
+        let n = self.rows * self.top_k;
+        let out = room(n * self.outs);
+        let sizes = [self.rows, cols, self.outs].map(|v| v as u32);
+        let limits = [1.702f32, 0.5, 0.0].map(f32::to_bits);
+        let tail = [self.top_k as u32, self.experts as u32];
+        let grid = [(self.outs as u32).div_ceil(o), n as u32, 1];
+        Run::new("moe_gated", &numbered(&types, &[o, 1, s, 0]), grid, [32 * s, 1, 1])
+            .buffer(&bytes(&gate.data))
+            .buffer(&bytes(&up.data))
+            .floats(&x)
+            .words(&self.ids)
+            .floats(&biases[0])
+            .floats(&biases[1])
+            .buffer(&out)
+            .go(&[&sizes[..], &[3, act], &limits[..], &tail[..]].concat());
+        let mut want = Vec::new();
+        for (pick, id) in self.ids.iter().enumerate() {
+            let x = &x[pick / self.top_k * cols..][..cols];
+            let g = self.one(&gate, &biases[0], *id as usize, x);
+            let u = self.one(&up, &biases[1], *id as usize, x);
+            want.extend(g.iter().zip(&u).map(|(g, u)| activated(act, *g, *u)));
+        }
+        close(&format!("gates of {types:?}"), &read_floats(&out, n * self.outs), &want, 1e-4);
+    }
+
+    fn down(&self, ty: TensorType, cols: usize, full: bool, [o, s]: [u32; 2]) {
+        let m = self.matrix(ty, cols, 2);
+        let inner = noise(3, self.rows * self.top_k * cols);
+        let weights: Vec<f32> = noise(4, self.rows * self.top_k).iter().map(|w| w.abs()).collect();
+        let mut bias = noise(5, self.experts * self.outs);
+        let residual = noise(6, self.rows * self.outs);
+        let out = room(self.rows * self.outs);
+        let all = [self.rows, cols, self.outs, self.top_k, self.experts].map(|v| v as u32);
+        let grid = [(self.outs as u32).div_ceil(o), self.rows as u32, 1];
+        Run::new("moe_down", &numbered(&[ty], &[o, 1, s, 0]), grid, [32 * s, 1, 1])
+            .buffer(&bytes(&m.data))
+            .floats(&inner)
+            .words(&self.ids)
+            .floats(&weights)
+            .floats(&bias)
+            .floats(&residual)
+            .buffer(&out)
+            .go(&[&all[..], &[u32::from(full); 2]].concat());
+        if !full {
+            bias.fill(0.0);
+        }
+        let mut want = vec![0.0; self.rows * self.outs];
+        for (pick, id) in self.ids.iter().enumerate() {
+            let y = self.one(&m, &bias, *id as usize, &inner[pick * cols..][..cols]);
+            for (j, y) in y.iter().enumerate() {
+                want[pick / self.top_k * self.outs + j] += f64::from(weights[pick]) * y;
+            }
+        }
+        for (w, r) in want.iter_mut().zip(&residual).filter(|_| full) {
+            *w += f64::from(*r);
+        }
+        close(&format!("down of {ty}"), &read_floats(&out, want.len()), &want, 1e-4);
+    }
+}
+
+#[test]
+pub(super) fn experts_of_every_type() {
+    let types: Vec<TensorType> = WEIGHT_TYPES.iter().chain(MORE_TYPES).copied().collect();
+    for (n, ty) in types.iter().enumerate() {
+        let cols = columns(*ty)[n % 2];
+        let mixture = Mixture::new(3 + n % 3, 1 + n % 3, 2, 9);
+        let tile = [[1, 1], [2, 2], [4, 8]][n % 3];
+        mixture.gated([*ty, *ty], cols, n as u32 % 3, tile);
+        mixture.down(*ty, cols, n % 2 == 0, tile);
+    }
+}
+
+#[test]
+pub(super) fn experts_of_several_types_and_rows() {
+    use TensorType::{IQ2_S, Q4_K, Q6_K};
+    for (experts, top_k, rows) in [(8, 2, 1), (4, 4, 5), (64, 8, 3), (3, 1, 17)] {
+        let mixture = Mixture::new(experts, top_k, rows, 5);
+        mixture.gated([Q4_K, Q6_K], 256, 0, [2, 2]);
+        mixture.gated([TensorType::F32, IQ2_S], 256, 2, [4, 4]);
+        mixture.down(TensorType::F16, 33, true, [2, 1]);
+        mixture.down(TensorType::MXFP4, 96, true, [2, 4]);
+    }
+}
