@@ -8,9 +8,11 @@ use fornax_plan::{ActMode, Device, DeviceInfo, Error, Limits, Plan, Program, Ref
 use crate::api::{self, Backend, Fault, Form, Gpu, Health, Order, Setup};
 use crate::encode::Barriers;
 use crate::feed::Shape;
+use crate::policy::{Family, Policy};
 use crate::prepare::{self, KV_BLOCK};
+use crate::profile::Profile;
 use crate::program::MetalProgram;
-use crate::{library, stub};
+use crate::{library, stub, tune};
 
 /// Threads of a threadgroup at most, as Apple's GPUs have it.
 const THREADS_MAX: u32 = 1024;
@@ -23,6 +25,7 @@ pub struct MetalDevice {
     barriers: Barriers,
     journal: Arc<Journal>,
     health: Arc<Health>,
+    policy: Policy,
 }
 
 /// What a device's programs did so far.
@@ -91,7 +94,13 @@ impl MetalDevice {
         let order = Order { seed, check_conflicts: true };
         let setup = Setup { order, threads_max: THREADS_MAX, budget_s: None };
         let (journal, health) = Default::default();
-        MetalDevice { backend, setup, barriers: Barriers::Tracked, journal, health }
+        let family = match &backend {
+            Backend::System(gpu) => gpu.family(),
+            // What the least of them has.
+            _ => Family::Apple7,
+        };
+        let policy = Policy { family, profile: Profile::default() };
+        MetalDevice { backend, setup, barriers: Barriers::Tracked, journal, health, policy }
     }
 
     /// The same with fewer barriers, or without the check: for tests that must see a fault.
@@ -109,6 +118,42 @@ impl MetalDevice {
     /// The same as a stand-in for a device whose pipelines take at most so many threads: for tests.
     pub fn narrowed(self, threads_max: u32) -> MetalDevice {
         MetalDevice { setup: Setup { threads_max, ..self.setup }, ..self }
+    }
+
+    /// The same with the choices for another family: for tests.
+    pub fn as_family(self, family: Family) -> MetalDevice {
+        MetalDevice { policy: Policy { family, ..self.policy }, ..self }
+    }
+
+    /// The same with the variants that a profile of [`MetalDevice::tune`] names.
+    ///
+    /// # Errors
+    /// `is_malformed` naming the line; `is_unsupported` for the profile of another GPU.
+    pub fn with_profile(self, text: &str) -> Result<MetalDevice> {
+        let profile = Profile::parse(text, &self.info().name)?;
+        Ok(MetalDevice { policy: Policy { profile, ..self.policy }, ..self })
+    }
+
+    /// Times the variants of the matrix kernels on a plan's shapes, cold, and returns the profile
+    /// of the fastest, a text. `say` hears of each shape when it is done.
+    ///
+    /// # Errors
+    /// `is_unsupported` on a stand-in, whose times say nothing of a GPU; as
+    /// [`Program::wait`](fornax_plan::Program::wait).
+    pub fn tune(&self, plan: &Plan, say: impl FnMut(&str)) -> Result<String> {
+        let device = self.open()?;
+        tune::tune(&device, &self.info().name, plan, say).map(|profile| profile.to_string())
+    }
+
+    /// What [`MetalDevice::tune`] would time, line by line, on any host.
+    pub fn tunable(plan: &Plan) -> Vec<String> {
+        tune::listing(plan)
+    }
+
+    fn open(&self) -> Result<api::Device> {
+        self.health.check()?;
+        let health = Arc::clone(&self.health);
+        Ok(api::Device::new(self.setup, self.backend.clone(), health))
     }
 
     /// Lets `after` allocations, pipelines or command buffers pass and fails the next, once: for
@@ -171,11 +216,9 @@ impl Device for MetalDevice {
     }
 
     fn prepare(&self, plan: &Plan, limits: &Limits) -> Result<Box<dyn Program>> {
-        self.health.check()?;
-        let health = Arc::clone(&self.health);
-        let device = api::Device::new(self.setup, self.backend.clone(), health);
+        let device = self.open()?;
         let shape = Shape::new(plan, limits);
-        let prepared = prepare::prepare(&device, plan, limits, &shape)?;
+        let prepared = prepare::prepare(&device, &self.policy, plan, limits, &shape)?;
         let journal = Arc::clone(&self.journal);
         let program =
             MetalProgram::new(device, plan, limits, shape, prepared, self.barriers, journal)?;

@@ -18,9 +18,11 @@ mod ladder;
 mod library;
 mod policy;
 mod prepare;
+mod profile;
 mod program;
 mod report;
 mod stub;
+mod tune;
 
 pub use api::Fault;
 pub use device::{Journal, MetalDevice};

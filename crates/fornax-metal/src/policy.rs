@@ -1,7 +1,9 @@
-//! Which variant of a kernel a shape gets: pure functions of the shape, tested on any host. They
-//! know no plan and no device.
+//! Which variant of a kernel a shape gets: pure functions of the shape and the GPU's family, and of what was measured
+//! if somebody measured; tested on any host. They know no plan and no device.
 
 use fornax_gguf::TensorType;
+
+use crate::profile::Profile;
 
 /// GPU families of Apple silicon, by `MTLGPUFamily`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -32,9 +34,79 @@ pub(crate) struct Tile {
     pub(crate) simds: u32,
 }
 
+/// The choices for one device.
+#[derive(Clone, Debug)]
+pub(crate) struct Policy {
+    pub(crate) family: Family,
+    pub(crate) profile: Profile,
+}
+
+impl Policy {
+    /// The tile for a matrix of `outs` × `cols`: as measured on this device, or by rule.
+    pub(crate) fn matvec_tile(&self, ty: TensorType, outs: u32, cols: u32) -> Tile {
+        self.profile.tile(ty, outs, cols).unwrap_or_else(|| matvec_tile(ty, outs, cols))
+    }
+
+    /// Query heads of one key head that one threadgroup takes together, `width` wide: all of them
+    /// up to eight, or the largest number that leaves no rest and no register over.
+    pub(crate) fn heads_together(&self, group: u32, width: u32) -> u32 {
+        // A lane's floats: query and mix of each head, and four scores, besides some 40 others.
+        // Apple9 gives registers out as they are used, Apple7 and 8 for a whole kernel.
+        let room = if self.family >= Family::Apple9 { 200 } else { 120 };
+        let most = (room / (2 * width.div_ceil(32) + 4)).clamp(1, 8);
+        (1..=most).rev().find(|n| group.is_multiple_of(*n)).unwrap_or(1)
+    }
+
+    /// Every tile that the matvec family has a variant for, to be measured.
+    pub(crate) fn tiles() -> impl Iterator<Item = Tile> {
+        let simds = |outs| [1, 2, 4, 8].map(|simds| Tile { outs, simds });
+        [1, 2, 4].into_iter().flat_map(simds).filter(|t| t.fits())
+    }
+}
+
+impl Tile {
+    /// Whether the kernels have this variant: sums for all outputs of four rows, and a thread for
+    /// each in the end.
+    pub(crate) fn fits(self) -> bool {
+        let sums = self.outs * MATVEC_ROWS;
+        (1..=16).contains(&sums) && (1..=8).contains(&self.simds) && 32 * self.simds >= sums
+    }
+}
+
+/// A kernel in half as many threads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Narrower {
+    pub(crate) constants: Vec<u32>,
+    pub(crate) threads: u32,
+    /// Threadgroups along x for each of before.
+    pub(crate) groups: u32,
+}
+
+/// A variant of the same kernel in fewer threads; none where there is none. The kernels named
+/// here take as many threads as they are given, one for each element, or as a constant says.
+pub(crate) fn narrower(name: &str, constants: &[u32], threads: u32) -> Option<Narrower> {
+    let named = |kernels: &[&str]| kernels.iter().any(|k| name.starts_with(k));
+    if threads < 64 {
+        return None;
+    }
+    let (constants, threads) = (constants.to_vec(), (threads / 2).next_multiple_of(32));
+    if named(&["matvec_", "qkv_", "gated_mlp_"]) {
+        let [outs, rows, simds, normed] = constants[..] else { return None };
+        let simds = simds / 2;
+        let constants = vec![outs, rows, simds, normed];
+        let fits = Tile { outs, simds }.fits();
+        return fits.then_some(Narrower { constants, threads, groups: 1 });
+    }
+    if named(&["rms_norm", "embed_"]) {
+        return Some(Narrower { constants, threads, groups: 1 });
+    }
+    let elements = ["copy", "select_rows", "activate"].contains(&name);
+    elements.then_some(Narrower { constants, threads, groups: 2 })
+}
+
 /// The tile for a matrix of `outs` × `cols`. Not yet measured on a GPU: the figures are those
-/// that others found to be best on Apple7 to Apple9.
-pub(crate) fn matvec_tile(ty: TensorType, outs: u32, cols: u32) -> Tile {
+/// that others found to be best on Apple7 to Apple9, which did not differ by family.
+fn matvec_tile(ty: TensorType, outs: u32, cols: u32) -> Tile {
     let (outs_each, simds) = match ty {
         TensorType::Q4_0 | TensorType::Q4_1 | TensorType::MXFP4 => (4, 2),
         TensorType::Q4_K | TensorType::Q5_K | TensorType::Q6_K => (2, 2),
@@ -45,12 +117,6 @@ pub(crate) fn matvec_tile(ty: TensorType, outs: u32, cols: u32) -> Tile {
     // Few outputs or long rows: more of the cores by splitting the columns further.
     let simds = if cols >= 4096 || outs < 512 { 8 } else { simds };
     Tile { outs: outs_each, simds: simds.min(busy) }
-}
-
-/// Query heads of one key head that one threadgroup takes together: all of them up to eight, or
-/// the largest number that leaves no rest.
-pub(crate) fn heads_together(group: u32) -> u32 {
-    (1..=8).rev().find(|n| group.is_multiple_of(*n)).unwrap_or(1)
 }
 
 /// The same for prefill, where a simdgroup holds a query and a mix of every head in registers:
@@ -87,10 +153,9 @@ mod tests {
                 for cols in [7, 256, 512, 1024, 4096, 14_336] {
                     let t = matvec_tile(*ty, outs, cols);
                     assert!(
-                        t.outs * MATVEC_ROWS <= 16 && t.simds <= 8,
+                        t.fits() && Policy::tiles().any(|m| m == t),
                         "{ty} {outs} {cols}: {t:?}"
                     );
-                    assert!(32 * t.simds >= t.outs * MATVEC_ROWS, "every output has a thread");
                 }
             }
         }
@@ -101,10 +166,45 @@ mod tests {
 
     #[test]
     fn heads_leave_no_rest() {
-        let all = [(1, 1), (2, 2), (7, 7), (8, 8), (9, 3), (11, 1), (12, 6), (16, 8)];
-        assert_eq!(all.map(|(n, _)| heads_together(n)), all.map(|(_, m)| m));
+        for family in [Family::Apple7, Family::Apple8, Family::Apple9, Family::Apple10] {
+            let policy = Policy { family, profile: Profile::default() };
+            let all = [(1, 1), (2, 2), (7, 7), (8, 8), (9, 3), (11, 1), (12, 6), (16, 8)];
+            assert_eq!(all.map(|(n, _)| policy.heads_together(n, 64)), all.map(|(_, m)| m));
+            // Wide heads fill the registers, of the older families sooner.
+            let wide = if family >= Family::Apple9 { [8, 8] } else { [8, 4] };
+            assert_eq!([128, 256].map(|w| policy.heads_together(8, w)), wide, "{family:?}");
+        }
         let tiled = [(1, 64, 1), (2, 128, 2), (7, 64, 1), (8, 128, 4), (6, 64, 3), (4, 256, 2)];
         assert_eq!(tiled.map(|(n, w, _)| heads_tiled(n, w)), tiled.map(|(_, _, m)| m));
+    }
+
+    #[test]
+    fn what_was_measured_goes_before_the_rule() {
+        let text = "fornax metal profile 1\ngpu Apple M1\nmatvec q8_0 3072 1024 4 8\n";
+        let profile = Profile::parse(text, "Apple M1").unwrap();
+        let policy = Policy { family: Family::Apple7, profile };
+        let measured = Tile { outs: 4, simds: 8 };
+        assert_eq!(policy.matvec_tile(TensorType::Q8_0, 3072, 1024), measured);
+        let rule = matvec_tile(TensorType::Q8_0, 3072, 2048);
+        assert_eq!(policy.matvec_tile(TensorType::Q8_0, 3072, 2048), rule, "another shape");
+    }
+
+    #[test]
+    fn kernels_go_narrower_while_they_can() {
+        let mut at = Narrower { constants: vec![2, 4, 8, 1], threads: 256, groups: 1 };
+        let mut threads = vec![256];
+        while let Some(next) = narrower("qkv_q8_0", &at.constants, at.threads) {
+            assert_eq!(next.threads, 32 * next.constants[2], "a simdgroup is 32 threads");
+            threads.push(next.threads);
+            at = next;
+        }
+        assert_eq!(threads, [256, 128, 64, 32]);
+        assert_eq!(narrower("embed_f16", &[], 96).map(|n| n.threads), Some(64));
+        let norm = narrower("rms_norm", &[], 1024).map(|n| (n.threads, n.groups));
+        let copy = narrower("copy", &[], 256).map(|n| (n.threads, n.groups));
+        assert_eq!((norm, copy), (Some((512, 1)), Some((128, 2))));
+        assert_eq!(narrower("matmul_tiled_q8_0", &[], 128), None);
+        assert_eq!(narrower("attention_tiled_f16", &[1, 4, 4], 256), None);
     }
 
     #[test]

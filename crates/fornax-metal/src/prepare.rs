@@ -13,6 +13,7 @@ use crate::api::{Buffer, Device, Form};
 use crate::encode::{Command, Extent, Place};
 use crate::feed::Shape;
 use crate::hazard::Access::{self, Read};
+use crate::policy::Policy;
 use crate::{library, stub};
 
 mod attention;
@@ -126,6 +127,7 @@ pub(crate) struct Prepared {
 
 struct Builder<'a> {
     device: &'a Device,
+    policy: &'a Policy,
     plan: &'a Plan,
     shape: &'a Shape,
     values: Buffers,
@@ -146,6 +148,7 @@ struct Builder<'a> {
 /// `is_malformed` for a plan that contradicts itself, `is_unsupported` for what [`refusals`] names.
 pub(crate) fn prepare(
     device: &Device,
+    policy: &Policy,
     plan: &Plan,
     limits: &Limits,
     shape: &Shape,
@@ -172,9 +175,10 @@ pub(crate) fn prepare(
         device.wrap(&w.data, w.offset, w.len_bytes())
     });
     // A convolution of one tap has a state of nothing.
-    let states = plan.states.iter().map(|s| {
-        filled(device, &s.name, &vec![0; (limits.slots * s.len).max(1) as usize])
-    });
+    let states = plan
+        .states
+        .iter()
+        .map(|s| filled(device, &s.name, &vec![0; (limits.slots * s.len).max(1) as usize]));
     let states = states.collect::<Result<Vec<Buffer>>>()?;
     let scratch = scratch + states.iter().map(|b| b.len_bytes / 4).sum::<usize>();
     let ropes = plan.ropes.iter().map(|r| {
@@ -184,6 +188,7 @@ pub(crate) fn prepare(
     let slots = vec![0; limits.slots as usize];
     let mut builder = Builder {
         device,
+        policy,
         plan,
         shape,
         buffers: buffers.collect::<Result<_>>()?,

@@ -91,7 +91,8 @@ impl Builder<'_> {
         let group = &self.plan.kv[kv.group as usize];
         let splits = policy::splits(self.shape.stride as u32);
         let (common, constants) = self.attention_call(op, splits);
-        let together = policy::heads_together(heads / group.heads);
+        let width = group.k_width.max(group.v_width);
+        let together = self.policy.heads_together(heads / group.heads, width);
         let each = vec![together, group.k_width.div_ceil(32), group.v_width.div_ceil(32)];
         let part = (heads * splits * (group.v_width + 2)) as usize;
         let rows = self.rows_max.min(SPLIT_ROWS as usize);
@@ -117,7 +118,7 @@ impl Builder<'_> {
         let name = entry("attention_tiled", self.kv_type);
         let mut args = common;
         args.extend([self.optional(sinks), self.value(out, Write)]);
-        let together = policy::heads_tiled(heads / group.heads, group.k_width.max(group.v_width));
+        let together = policy::heads_tiled(heads / group.heads, width);
         let axes = [Axis::Fixed(heads / together), Axis::RowsBy(8), ONE];
         let (each, when) = (vec![together, each[1], each[2]], SPLIT_ROWS + 1..=u32::MAX);
         let e = Entry { name: &name, constants: each, when, axes, threads: 256 };

@@ -10,7 +10,7 @@ use crate::args::QkvArgs;
 use crate::encode::{Axis, Extent, Place};
 use crate::hazard::Access::{Read, Write};
 use crate::library::typed;
-use crate::policy::{self, MATVEC_ROWS, SMALL_ROWS, Tile};
+use crate::policy::{MATVEC_ROWS, SMALL_ROWS, Tile};
 
 impl Builder<'_> {
     /// A product, for the rows of `when`: vectors, then small matrices, then tiles.
@@ -29,19 +29,35 @@ impl Builder<'_> {
         let (ty, outs, cols) = (w.ty, w.rows, w.cols);
         let call = self.matmul_call(x, linear, residual, out, (scale, softcap));
         let extent = self.extent(x);
-        let mut all = |e: Entry<'_>| self.dispatch(at, e, extent, call.clone());
-        let tile = policy::matvec_tile(ty, outs, cols);
+        let tile = self.policy.matvec_tile(ty, outs, cols);
+        let groups = outs.div_ceil(tile.outs);
+        let vector = |rows| typed("matvec", &[ty], &variant(tile, rows, false));
         for rows in *when.start()..=MATVEC_ROWS {
-            let (name, constants) = typed("matvec", &[ty], &variant(tile, rows, false));
-            all(vectors(&name, constants, tile, outs.div_ceil(tile.outs), rows))?;
+            let (name, constants) = vector(rows);
+            let e = vectors(&name, constants, tile, groups, rows);
+            self.dispatch(at, e, extent, call.clone())?;
         }
-        let (name, constants) = typed("matmul_small", &[ty], &[]);
-        let axes = [Axis::Fixed(outs.div_ceil(8)), Axis::RowsBy(16), ONE];
-        let when = MATVEC_ROWS + 1..=SMALL_ROWS;
-        all(Entry { when, constants, ..whole(&name, axes, 128) })?;
-        let (name, constants) = typed("matmul_tiled", &[ty], &[]);
-        let axes = [Axis::Fixed(outs.div_ceil(64)), Axis::RowsBy(32), ONE];
-        all(Entry { when: SMALL_ROWS + 1..=u32::MAX, constants, ..whole(&name, axes, 128) })
+        let [small, tiled] = ["matmul_small", "matmul_tiled"].map(|name| typed(name, &[ty], &[]));
+        let few = Entry {
+            when: MATVEC_ROWS + 1..=SMALL_ROWS,
+            constants: small.1,
+            ..whole(&small.0, [Axis::Fixed(outs.div_ceil(8)), Axis::RowsBy(16), ONE], 128)
+        };
+        let many = Entry {
+            when: SMALL_ROWS + 1..=u32::MAX,
+            constants: tiled.1,
+            ..whole(&tiled.0, [Axis::Fixed(outs.div_ceil(64)), Axis::RowsBy(32), ONE], 128)
+        };
+        for e in [few, many] {
+            let when = e.when.clone();
+            if !self.try_dispatch(at, e, extent, call.clone())? {
+                // Slower, and it fits everywhere.
+                let (name, constants) = vector(MATVEC_ROWS);
+                let e = vectors(&name, constants, tile, groups, MATVEC_ROWS);
+                self.dispatch(at, Entry { when, ..e }, extent, call.clone())?;
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn lower_qkv(&mut self, at: u32, op: &Op, norm: Option<Norm>) -> Result<()> {
@@ -67,7 +83,7 @@ impl Builder<'_> {
         let [q_outs, k_outs, v_outs] = outs;
         let eps = norm.map_or(0.0, |n| n.eps);
         let constants = QkvArgs { rows: 0, cols, q_outs, k_outs, v_outs, bias, eps }.words();
-        let tile = policy::matvec_tile(wq.ty, q_outs + k_outs + v_outs, cols);
+        let tile = self.policy.matvec_tile(wq.ty, q_outs + k_outs + v_outs, cols);
         let groups = outs.iter().map(|o| o.div_ceil(tile.outs)).sum();
         for rows in 1..=MATVEC_ROWS {
             let (name, own) = typed("qkv", &types, &variant(tile, rows, norm.is_some()));
@@ -106,7 +122,7 @@ impl Builder<'_> {
         };
         let constants = self.gated_args(gate, up, act, norm.map_or(0.0, |n| n.eps));
         let extent = self.extent(x);
-        let tile = policy::matvec_tile(ty, outs, cols);
+        let tile = self.policy.matvec_tile(ty, outs, cols);
         let groups = outs.div_ceil(tile.outs);
         for rows in 1..=MATVEC_ROWS {
             let (name, own) = typed("gated_mlp", &types, &variant(tile, rows, norm.is_some()));

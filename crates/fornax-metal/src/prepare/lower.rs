@@ -3,7 +3,7 @@
 
 use std::ops::RangeInclusive;
 
-use fornax_plan::{Op, Result, ValueId, WeightId};
+use fornax_plan::{Error, Op, Result, ValueId, WeightId};
 
 use super::Builder;
 use super::calls::Call;
@@ -120,9 +120,7 @@ impl Builder<'_> {
             }
             Op::Sample { logits } => self.lower_choice(at, logits),
             Op::HiddenOut { x } => self.lower_copy(at, x, Place::Hidden),
-            Op::ShortConv { x, kernel, state, out } => {
-                self.lower_conv(at, x, kernel, state, out)
-            }
+            Op::ShortConv { x, kernel, state, out } => self.lower_conv(at, x, kernel, state, out),
             Op::MoeRoute { .. } => self.lower_route(at, op),
             Op::MoeMlp { .. } => self.lower_experts(at, op),
         }
@@ -135,19 +133,53 @@ impl Builder<'_> {
         self.dispatch(at, e, self.extent(x), self.norm_call(x, weight, eps, residual, out))
     }
 
+    /// Records a command for the entry.
+    ///
+    /// # Errors
+    /// `is_unsupported` by name where its pipeline takes fewer threads than it needs.
     pub(super) fn dispatch(
         &mut self,
         op: u32,
         e: Entry<'_>,
         extent: Extent,
-        (args, constants): Call,
+        call: Call,
     ) -> Result<()> {
-        let pipeline = self.device.pipeline(e.name, &e.constants)?;
+        let (name, threads) = (e.name.to_string(), e.threads);
+        if self.try_dispatch(op, e, extent, call)? {
+            return Ok(());
+        }
+        Err(Error::unsupported(format!(
+            "metal: {name} needs {threads} threads in a threadgroup, its pipeline on this device takes fewer; use \
+             --device cpu"
+        )))
+    }
+
+    /// The same; false where it needs more threads than there are and has no narrower variant.
+    pub(super) fn try_dispatch(
+        &mut self,
+        op: u32,
+        mut e: Entry<'_>,
+        extent: Extent,
+        (args, constants): Call,
+    ) -> Result<bool> {
+        let pipeline = loop {
+            let pipeline = self.device.pipeline(e.name, &e.constants)?;
+            if e.threads <= pipeline.threads_max {
+                break pipeline;
+            }
+            let Some(next) = policy::narrower(e.name, &e.constants, e.threads) else {
+                return Ok(false);
+            };
+            if let Axis::Fixed(x) = &mut e.axes[0] {
+                *x *= next.groups;
+            }
+            (e.constants, e.threads) = (next.constants, next.threads);
+        };
         let span = Span { axes: e.axes, threads: e.threads };
         let (when, base_at) = (e.when, None);
         let command = Command { op, pipeline, args, constants, base_at, extent, when, span };
         self.out.commands.push(command);
-        Ok(())
+        Ok(true)
     }
 
     fn lower_choice(&mut self, at: u32, logits: ValueId) -> Result<()> {

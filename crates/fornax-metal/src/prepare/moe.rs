@@ -10,7 +10,6 @@ use crate::args::{DownArgs, ExpertArgs, RouteArgs};
 use crate::encode::{Axis, Place};
 use crate::hazard::Access::{Read, Write};
 use crate::library::numbered;
-use crate::policy;
 
 /// Experts of a mixture, and of them chosen, that the kernel of the choice holds.
 pub(super) const EXPERTS_MAX: u32 = 1024;
@@ -62,7 +61,7 @@ impl Builder<'_> {
             top_k,
             experts,
         };
-        let tile = policy::matvec_tile(wg.ty, wg.rows, wg.cols);
+        let tile = self.policy.matvec_tile(wg.ty, wg.rows, wg.cols);
         let e = Entry {
             name: "moe_gated",
             constants: numbered(&[wg.ty, wu.ty], &variant(tile, 1, false)),
@@ -89,7 +88,7 @@ impl Builder<'_> {
             bias: u32::from(down.bias.is_some()),
             residual: u32::from(residual.is_some()),
         };
-        let tile = policy::matvec_tile(wd.ty, wd.rows, wd.cols);
+        let tile = self.policy.matvec_tile(wd.ty, wd.rows, wd.cols);
         let e = Entry {
             name: "moe_down",
             constants: numbered(&[wd.ty], &variant(tile, 1, false)),

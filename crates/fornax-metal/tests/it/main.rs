@@ -4,4 +4,5 @@
 mod barriers;
 mod emulated;
 mod faults;
+mod fits;
 mod proof;
