@@ -150,6 +150,16 @@ impl MetalDevice {
         tune::listing(plan)
     }
 
+    /// Builds a pipeline of every kernel, whether a plan needs it or not. Returns their number.
+    ///
+    /// # Errors
+    /// `is_unsupported` naming the first that cannot be built, with the compiler's text.
+    pub fn build_all(&self) -> Result<usize> {
+        let device = self.open()?;
+        let build = |(name, constants): (String, Vec<u32>)| device.pipeline(&name, &constants);
+        library::every_entry().map(build).try_fold(0, |n, built| built.map(|_| n + 1))
+    }
+
     fn open(&self) -> Result<api::Device> {
         self.health.check()?;
         let health = Arc::clone(&self.health);

@@ -183,18 +183,14 @@ impl Family {
 }
 
 /// Every entry with function constants that it can be built with, as they are on a common shape.
-#[cfg_attr(
-    not(any(target_os = "macos", test)),
-    allow(dead_code, reason = "for the system's Metal")
-)]
 pub(crate) fn every_entry() -> impl Iterator<Item = (String, Vec<u32>)> {
     FAMILIES.iter().flat_map(Family::entries).map(|name| {
-        let constants: &[u32] = match FAMILIES[family_of(&name).unwrap_or(0)].name {
-            "attention" => &[1, 4, 4],
-            "matvec" if name != "activate" => &[2, 1, 4, 0],
-            _ => &[],
+        let constants = match FAMILIES[family_of(&name).unwrap_or(0)].name {
+            "attention" => vec![1, 4, 4],
+            "embed" | "matvec" | "matmul" => numbered(&[TensorType::Q2_K], &[2, 1, 4, 0]),
+            _ => Vec::new(),
         };
-        (name, constants.to_vec())
+        (name, constants)
     })
 }
 

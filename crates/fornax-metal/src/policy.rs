@@ -89,11 +89,11 @@ pub(crate) fn narrower(name: &str, constants: &[u32], threads: u32) -> Option<Na
     if threads < 64 {
         return None;
     }
-    let (constants, threads) = (constants.to_vec(), (threads / 2).next_multiple_of(32));
+    let (mut constants, threads) = (constants.to_vec(), (threads / 2).next_multiple_of(32));
     if named(&["matvec_", "qkv_", "gated_mlp_"]) {
-        let [outs, rows, simds, normed] = constants[..] else { return None };
+        let [outs, _, simds, ..] = constants[..] else { return None };
         let simds = simds / 2;
-        let constants = vec![outs, rows, simds, normed];
+        constants[2] = simds;
         let fits = Tile { outs, simds }.fits();
         return fits.then_some(Narrower { constants, threads, groups: 1 });
     }

@@ -8,7 +8,7 @@ use fornax_plan::{Error, Op, Plan, Result, WeightId};
 
 use crate::api::{Access, Buffer, Device, Form, Grid};
 use crate::args::{CopyArgs, MatmulArgs};
-use crate::library::entry;
+use crate::library::typed;
 use crate::policy::{Policy, Tile};
 use crate::profile::Profile;
 
@@ -120,8 +120,8 @@ impl Bench<'_> {
 
     /// Seconds of one product; none where the pipeline does not take so many threads.
     fn seconds(&self, trial: &Trial, weights: &[Buffer], tile: Tile) -> Result<Option<f64>> {
-        let name = entry("matvec", trial.ty);
-        let pipeline = self.device.pipeline(&name, &[tile.outs, 1, tile.simds, 0])?;
+        let (name, constants) = typed("matvec", &[trial.ty], &[tile.outs, 1, tile.simds, 0]);
+        let pipeline = self.device.pipeline(&name, &constants)?;
         if 32 * tile.simds > pipeline.threads_max {
             return Ok(None);
         }
