@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 use fornax_plan::sample::log_sum_exp;
 use fornax_plan::{
     ActMode, BlockId, Cmd, Device, KvType, Limits, MemoryUse, OpTime, Plan, Program, SampleParams,
-    SeqStep, SlotId, StepOutput, TokenId, Tokens, Want,
+    SeqStep, SlotId, StepOutput, StepReport, StepSeconds, TokenId, Tokens, Want,
 };
 
 use crate::error::{Error, Result};
@@ -36,6 +36,9 @@ impl Default for SessionOptions {
 const CONTEXT_DEFAULT: u32 = 4096;
 /// KV groups of a plan, at most; every step lists a block table for each on the stack.
 const GROUPS_MAX: usize = 8;
+
+/// Tokens whose keys and values [`Session::pretend`] writes at once.
+const PRETENDED: usize = 64;
 
 /// What happens during a generation, in order.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -343,6 +346,52 @@ impl Session {
         let times = self.program.profile(&[step], &mut self.out)?;
         self.held.extend_from_slice(tokens);
         Ok(times)
+    }
+
+    /// The times of the last [`Session::profile`] kernel by kernel; empty where every op is one.
+    pub fn kernel_times(&self) -> Vec<OpTime> {
+        self.program.kernel_times()
+    }
+
+    /// What the last token cost, where the device counts.
+    pub fn step_report(&self) -> Option<StepReport> {
+        self.program.step_report()
+    }
+
+    /// Where the time of the last step went, where the device tells.
+    pub fn step_seconds(&self) -> Option<StepSeconds> {
+        self.program.step_seconds()
+    }
+
+    /// Takes a sequence for computed, with keys and values of no meaning: what a step at a depth
+    /// costs does not depend on them.
+    ///
+    /// # Errors
+    /// As [`Session::generate`]; `is_unsupported` for a model with states.
+    pub fn pretend(&mut self, plan: &Plan, tokens: &[TokenId]) -> Result<()> {
+        self.check(tokens)?;
+        if self.stateful {
+            return Err(Error::unsupported("a model with states cannot start at a depth"));
+        }
+        for (group, g) in plan.kv.iter().enumerate() {
+            let each = g.layers.len() * (g.heads * (g.k_width + g.v_width)) as usize;
+            for from in (0..tokens.len()).step_by(PRETENDED) {
+                let n = PRETENDED.min(tokens.len() - from);
+                // Small, and different from token to token.
+                let data: Vec<f32> = (0..n * each)
+                    .map(|i| ((i * 2_654_435_761) % 1021) as f32 / 1021.0 - 0.5)
+                    .collect();
+                self.program.command(Cmd::WriteKv {
+                    group: group as u32,
+                    table: &self.table,
+                    tokens: from as u32..(from + n) as u32,
+                    data: &data,
+                })?;
+            }
+        }
+        self.held.clear();
+        self.held.extend_from_slice(tokens);
+        Ok(())
     }
 
     fn check(&self, prompt: &[TokenId]) -> Result<usize> {

@@ -103,6 +103,17 @@ impl MetalDevice {
         MetalDevice { backend, setup, barriers: Barriers::Tracked, journal, health, policy }
     }
 
+    /// Says whether the emulator can compile kernels here, before any model is loaded.
+    ///
+    /// # Errors
+    /// `is_unsupported`, saying what is missing.
+    pub fn ready(&self) -> Result<()> {
+        match self.backend {
+            Backend::Emulated => fornax_msl::ready().map_err(|e| Error::unsupported(e.to_string())),
+            _ => self.health.check(),
+        }
+    }
+
     /// The same with fewer barriers, or without the check: for tests that must see a fault.
     pub fn sabotaged(self, barriers: Barriers, check_conflicts: bool) -> MetalDevice {
         let order = Order { check_conflicts, ..self.setup.order };

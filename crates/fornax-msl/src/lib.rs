@@ -47,6 +47,14 @@ mod report;
 mod rewrite;
 mod signature;
 
+/// Says whether kernels can be compiled here.
+///
+/// # Errors
+/// `is_host` when there is no C++ compiler, or no folder for what it makes.
+pub fn ready() -> Result<(), Error> {
+    compiler::Compiler::get().map(|_| ())
+}
+
 pub use dispatch::{Bound, Dispatch, INLINE_BYTES, THREADGROUP_MEMORY};
 pub use error::{Error, Fault, FaultKind};
 pub use library::{
