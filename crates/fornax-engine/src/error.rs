@@ -20,6 +20,7 @@ enum Kind {
     OutOfMemory,
     Request,
     Device,
+    Deadline,
 }
 
 /// A result whose error is the engine's [`Error`].
@@ -50,6 +51,21 @@ impl Error {
         Error::new(Kind::Device, message)
     }
 
+    /// What a step failed with, for one of the sequences that were in it.
+    pub(crate) fn from_step(e: &fornax_plan::Error) -> Error {
+        Error::new(Kind::of(e), e.to_string())
+    }
+
+    /// A request that waited too long.
+    pub(crate) fn deadline() -> Error {
+        Error::new(Kind::Deadline, "the request ran out of time")
+    }
+
+    /// A sequence that outgrew the pool though nothing else runs.
+    pub(crate) fn no_room() -> Error {
+        Error::new(Kind::OutOfMemory, "the pool of keys and values has no room for the request")
+    }
+
     /// True for a model file that contradicts itself or lacks something.
     pub fn is_malformed(&self) -> bool {
         self.0.kind == Kind::Malformed
@@ -68,6 +84,11 @@ impl Error {
     /// True for a request that cannot be served as it is (too long, a parameter out of range).
     pub fn is_request(&self) -> bool {
         self.0.kind == Kind::Request
+    }
+
+    /// True for a request that its deadline ended.
+    pub fn is_deadline(&self) -> bool {
+        self.0.kind == Kind::Deadline
     }
 
     /// True where the device failed.
@@ -91,18 +112,23 @@ impl From<fornax_gguf::Error> for Error {
     }
 }
 
-impl From<fornax_plan::Error> for Error {
-    fn from(e: fornax_plan::Error) -> Error {
-        let kind = if e.is_unsupported() {
+impl Kind {
+    fn of(e: &fornax_plan::Error) -> Kind {
+        if e.is_unsupported() {
             Kind::Unsupported
         } else if e.is_out_of_memory() {
             Kind::OutOfMemory
-        } else if e.is_lost() || e.is_failed() {
+        } else if e.is_lost() {
             Kind::Device
         } else {
             Kind::Request
-        };
-        Error::new(kind, e.to_string())
+        }
+    }
+}
+
+impl From<fornax_plan::Error> for Error {
+    fn from(e: fornax_plan::Error) -> Error {
+        Error::new(Kind::of(&e), e.to_string())
     }
 }
 

@@ -33,11 +33,13 @@
 pub mod arch;
 pub mod constrain;
 mod error;
+mod kv;
 mod model;
 mod perplexity;
 pub mod sampler;
 pub mod serve;
 mod session;
+mod speculate;
 
 pub use error::{Error, Result};
 pub use fornax_plan::SampleParams;

@@ -4,9 +4,19 @@
 
 mod api;
 mod bits;
+mod choose;
+mod core;
+mod cost;
+mod handle;
+mod request;
+mod results;
+mod schedule;
+#[cfg(test)]
+mod simulate;
 
 pub use api::{
     Constraint, Done, Finish, Generation, Pooling, Publish, Refused, RequestId, ServeOptions,
     Stats, TokenUpdate, Update,
 };
 pub use bits::BitSet;
+pub use handle::{Engine, EngineHandle};
