@@ -91,7 +91,7 @@ impl SampleParams {
     }
 
     /// Whether any penalty can change a logit.
-    pub(crate) fn penalises(&self) -> bool {
+    pub fn penalises(&self) -> bool {
         self.penalty_window > 0
             && (self.repeat_penalty != 1.0
                 || self.frequency_penalty != 0.0
