@@ -21,6 +21,8 @@ mod prepare;
 mod profile;
 mod program;
 mod report;
+#[cfg(test)]
+mod rules;
 mod stub;
 mod tune;
 
