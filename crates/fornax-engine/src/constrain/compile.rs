@@ -225,8 +225,10 @@ fn stuck(message: &str) -> Error {
     ))
 }
 
-/// The part of a message that is for people: no state, no backtrace.
+/// The part of a message that is for people: no state, no backtrace, and of a broken regular expression the reason.
 fn first_line(message: &str) -> &str {
     let end = message.find("\n<").unwrap_or(message.len());
-    message[..end].trim().lines().next().unwrap_or_default()
+    let mut lines = message[..end].trim().lines();
+    let first = lines.next().unwrap_or_default();
+    lines.find_map(|line| line.strip_prefix("error: ")).unwrap_or(first)
 }

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use super::refs::Refs;
 
 /// Comparisons that one schema may cost; past them nothing is disjoint.
-const BUDGET: u32 = 200_000;
+const BUDGET: u32 = 1_000_000;
 /// How far references, branches and properties are followed.
 const DEPTH: u32 = 12;
 

@@ -49,6 +49,11 @@ pub fn escape(text: &str) -> String {
     out
 }
 
+/// A regular expression of its own, for use between slashes.
+pub fn regex(pattern: &str) -> String {
+    llguidance::regex_to_lark(whole(pattern), "")
+}
+
 /// A schema as the grammar takes it.
 pub fn json(schema: &Value) -> String {
     format!("%json {schema}")

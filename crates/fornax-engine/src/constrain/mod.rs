@@ -61,6 +61,15 @@ pub enum Grammar {
     Choice(Vec<String>),
 }
 
+/// Whether a schema's keywords can all be enforced, without compiling it.
+///
+/// # Errors
+/// As [`Constrainer::compile`].
+pub fn check_schema(schema: &Value) -> crate::Result<()> {
+    limits::json("the JSON schema", schema)?;
+    schema::prepare(schema).map(drop)
+}
+
 /// Names the kind of grammar, for messages.
 impl fmt::Display for Grammar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -332,7 +332,9 @@ fn types(value: &Value, at: &Place<'_>) -> Result<Value> {
         Value::Array(names) if !names.is_empty() && names.iter().all(known) => {}
         _ if known(value) => {}
         _ => {
-            return Err(at.wrong(&format!("expected one of {} or a list of them", TYPES.join(", "))));
+            return Err(
+                at.wrong(&format!("expected one of {} or a list of them", TYPES.join(", ")))
+            );
         }
     }
     Ok(value.clone())
