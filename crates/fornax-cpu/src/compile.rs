@@ -1,7 +1,7 @@
 //! Stages with everything resolved: addresses of values, packed matrices, small weights as f32.
 //! It knows the plan and the buffers; it runs nothing.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use fornax_plan::{
     WeightRef,
 };
 
-use crate::matrix::Matrix;
+use crate::matrix::{Arena, Matrix};
 use crate::stages::{Group, space};
 
 /// Bytes of weights that one claimed piece of work should read at least: a claim costs a cache
@@ -104,6 +104,20 @@ pub(crate) struct Tiles {
     /// Part and tiles of it.
     pub(crate) pieces: Vec<(usize, Range<usize>)>,
     pub(crate) q8: bool,
+    /// The stage before has made the 8-bit form of `x`.
+    pub(crate) ready: bool,
+    /// Makes the 8-bit form of its output for the stage after.
+    pub(crate) makes: bool,
+}
+
+impl Tiles {
+    /// Where the weights of a piece begin.
+    pub(crate) fn start(&self, piece: usize) -> *const u8 {
+        match self.pieces.get(piece) {
+            Some((part, tiles)) => self.parts[*part].affine.matrix.start(0, tiles.start),
+            None => std::ptr::null(),
+        }
+    }
 }
 
 /// Head norms and rotation.
@@ -137,6 +151,8 @@ pub(crate) struct Look {
     pub(crate) cap: f32,
     pub(crate) sinks: Option<Arc<[f32]>>,
     pub(crate) out: Rows,
+    /// Makes the 8-bit form of its output for the stage after.
+    pub(crate) makes: bool,
 }
 
 /// A mixture's MLPs.
@@ -201,22 +217,28 @@ fn key(w: &WeightRef) -> Key {
 }
 
 impl Weights {
-    /// Packs every matrix of the plan and lets the map's pages of what was copied go, those at the
-    /// borders of its pieces too.
+    /// Packs every matrix of the plan, in the order of use, and lets the map's pages of what was
+    /// copied go, those at the borders of its pieces too.
     pub(crate) fn pack(plan: &Plan, threads: usize) -> Result<Weights> {
-        let mut all = Weights::default();
+        let mut order: Vec<&WeightRef> = Vec::new();
+        let mut known = HashSet::new();
         for op in &plan.ops {
-            for linear in op.linears().iter() {
-                let w = &plan.weights[linear.weight.ix()];
-                if all.matrices.contains_key(&key(w)) {
-                    continue;
-                }
-                let matrix = Matrix::pack(w, threads)?;
-                if matrix.copied() {
-                    w.data.release(w.offset..w.offset + w.len_bytes());
-                }
-                all.matrices.insert(key(w), Arc::new(matrix));
+            let weights = op.linears();
+            let weights = weights.iter().map(|l| &plan.weights[l.weight.ix()]);
+            order.extend(weights.filter(|w| known.insert(key(w))));
+        }
+        let mut room = 0usize;
+        for w in &order {
+            room = room.saturating_add(Matrix::room(w)?);
+        }
+        let mut all = Weights::default();
+        let mut arena = Arena::new(room, "the weights")?;
+        for w in order {
+            let matrix = Matrix::pack(w, threads, &mut arena)?;
+            if matrix.copied() {
+                w.data.release(w.offset..w.offset + w.len_bytes());
             }
+            all.matrices.insert(key(w), Arc::new(matrix));
         }
         Ok(all)
     }
@@ -376,11 +398,16 @@ impl Compiler<'_> {
         for (ix, p) in parts.iter().enumerate() {
             let matrix = &p.affine.matrix;
             let bytes = matrix.tile_bytes() + up.map_or(0, Matrix::tile_bytes);
-            let step = piece_tiles(total, bytes, self.threads);
+            let mut step = piece_tiles(total, bytes, self.threads);
+            if up.is_some() {
+                // Whole blocks of 8-bit activations.
+                step = step.next_multiple_of(2);
+            }
             let cut = (0..matrix.tiles()).step_by(step);
             pieces.extend(cut.map(|t| (ix, t..(t + step).min(matrix.tiles()))));
         }
-        Tiles { x: self.wire(x, made), parts, finish, pieces, q8 }
+        let x = self.wire(x, made);
+        Tiles { x, parts, finish, pieces, q8, ready: false, makes: false }
     }
 
     fn heads(&mut self, group: &Group) -> Wide {
@@ -416,6 +443,7 @@ impl Compiler<'_> {
                         cap: softcap.unwrap_or(0.0),
                         sinks: sinks.map(|w| self.vector(w)),
                         out: self.rows(out),
+                        makes: false,
                     });
                 }
                 _ => unreachable!("not an op of attention"),
@@ -459,6 +487,31 @@ impl Compiler<'_> {
             state: start..start + len(&self.plan.states[state.ix()]),
             out: self.rows(out),
         })
+    }
+}
+
+/// Lets what a stage computes be made into 8-bit activations where it is computed, if the next
+/// stage takes it so and nothing comes between.
+pub(crate) fn hand_over(plan: &Plan, stages: &mut [Stage]) {
+    for at in 1..stages.len() {
+        let (before, after) = stages.split_at_mut(at);
+        let (maker, taker) = (&mut before[at - 1], &mut after[0]);
+        let Wide::Tiles(tiles) = &mut taker.wide else { continue };
+        if !tiles.q8 || !taker.chain.is_empty() || maker.space != taker.space {
+            continue;
+        }
+        let is_x = |rows: Rows| rows.at == tiles.x.rows.at && rows.width == tiles.x.rows.width;
+        match &mut maker.wide {
+            Wide::Tiles(t) if matches!(t.finish, Finish::Gate { .. }) && is_x(t.parts[0].out) => {
+                (t.makes, tiles.ready) = (true, true);
+            }
+            Wide::Heads { look: Some(look), .. }
+                if is_x(look.out) && plan.kv[look.kv.group as usize].v_width % 32 == 0 =>
+            {
+                (look.makes, tiles.ready) = (true, true);
+            }
+            _ => {}
+        }
     }
 }
 

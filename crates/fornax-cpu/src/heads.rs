@@ -179,6 +179,7 @@ impl Machine {
                 // SAFETY: all parts were complete before the barrier.
                 unsafe { (self.ops.attend_merge)(call, &mut worker.scratch, from, stride) }
             });
+            self.make(l, span, 0..1, head, 0..share, round);
         });
         Ok(())
     }
@@ -195,12 +196,40 @@ impl Machine {
         round: &Round<'_>,
         worker: &mut Worker,
     ) {
-        self.call(l, span, rows, head, of_group, round, |call| {
+        self.call(l, span, rows.clone(), head, of_group.clone(), round, |call| {
             // SAFETY: the tier was checked when the machine was made; keys up to these rows were
             // written before the last barrier or by this thread; these heads of `out` are this
             // thread's alone.
             unsafe { (self.ops.attend)(call, &mut worker.scratch) }
         });
+        self.make(l, span, rows, head, of_group, round);
+    }
+
+    /// The 8-bit form of what some query heads of a key head have just written, where the next
+    /// stage takes it.
+    fn make(
+        &self,
+        l: &Look,
+        span: &Span,
+        rows: std::ops::Range<usize>,
+        head: usize,
+        of_group: std::ops::Range<usize>,
+        round: &Round<'_>,
+    ) {
+        if !l.makes {
+            return;
+        }
+        let run = self.cache.pool(l.kv.group as usize).run;
+        let first = (head * (l.heads / run.heads) + of_group.start) * run.v_width;
+        let len = of_group.len() * run.v_width;
+        let view = self.made.shaped(round.batch.rows.len(), l.out.width);
+        for row in rows.start + span.start as usize..rows.end + span.start as usize {
+            // SAFETY: these heads of this row are this thread's alone until the barrier.
+            unsafe {
+                let part = std::slice::from_raw_parts(l.out.ptr(row).add(first), len);
+                view.fill_part(self.kernels, row, part, first / 32);
+            }
+        }
     }
 
     /// Puts a call of attention together.

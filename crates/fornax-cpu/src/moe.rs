@@ -12,6 +12,9 @@ use crate::ops::rows;
 use crate::pool::{Poisoned, Team};
 use crate::run::{Machine, Private, ROW_BLOCK, Worker, at};
 
+/// What is read next is what follows in memory.
+const NEXT: *const u8 = std::ptr::null();
+
 /// Pairs of row and choice, sorted by expert; every thread keeps its own.
 #[derive(Debug, Default)]
 pub(crate) struct Order {
@@ -126,7 +129,7 @@ impl Machine {
                 for (choice, weight) in weights.iter().enumerate() {
                     let (id, row) = (ids[choice] as usize, choice..choice + 1);
                     let to = worker.up.as_mut_ptr().wrapping_sub(columns.start);
-                    self.product(&m.down, id, x, view, row, piece.clone(), to, 0);
+                    self.product(&m.down, id, x, view, row, piece.clone(), to, 0, NEXT);
                     for (y, d) in out.iter_mut().zip(&worker.up) {
                         *y += weight * d;
                     }
@@ -260,8 +263,10 @@ impl Machine {
         let (first, again, n) = (these.clone(), piece.clone(), these.len());
         // SAFETY: the caller's word.
         unsafe {
-            self.product(&m.gate, expert, x, view, first, again, to.0.ptr(to.1), to.0.width);
-            self.product(&m.up, expert, x, view, these, piece, second, stride);
+            let out = to.0.ptr(to.1);
+            let then = m.up.matrix.start(expert, piece.start);
+            self.product(&m.gate, expert, x, view, first, again, out, to.0.width, then);
+            self.product(&m.up, expert, x, view, these, piece, second, stride, NEXT);
             for i in 0..n {
                 let g = to.0.ptr(to.1 + i).add(columns.start);
                 let u = worker.up.as_ptr().add(i * stride);
@@ -278,7 +283,7 @@ impl Machine {
         each_piece(team, order, m.down.matrix.tiles(), m.down_tiles, |expert, run, piece| {
             let out = outs.ptr(run.start);
             // SAFETY: these rows of these columns are this thread's alone.
-            unsafe { self.product(&m.down, expert, x, view, run, piece, out, outs.width) };
+            unsafe { self.product(&m.down, expert, x, view, run, piece, out, outs.width, NEXT) };
         });
     }
 }

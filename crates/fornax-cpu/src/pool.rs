@@ -1,5 +1,5 @@
-//! The resident thread pool: one parallel region per round of a step, barriers inside it, and a
-//! shared counter that hands out work. It knows nothing of models, ops or kernels.
+//! The resident thread pool: one parallel region per round of a step, barriers inside it, and
+//! counters that hand out work. It knows nothing of models, ops or kernels.
 //!
 //! Threads spin with a pause while work is near, then yield, then park. Arrival and release of
 //! the barrier are on cache lines of their own, so that the waiting threads read a line that is
@@ -7,7 +7,7 @@
 //! the region ends, so that nothing ever hangs on a thread that has gone.
 
 use std::any::Any;
-use std::cell::UnsafeCell;
+use std::cell::{Cell, UnsafeCell};
 use std::hint::spin_loop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -23,6 +23,8 @@ const THREADS_MAX: usize = 4096;
 const SPINS: u32 = 2000;
 /// The same where there are more threads than cores: the thread waited for needs this core.
 const SPINS_CROWDED: u32 = 20;
+/// Threads whose work is taken over when one's own is done: a look at each costs a cache line.
+const NEIGHBOURS: usize = 7;
 /// How long an idle worker stays awake after a region; the gap between two decoded tokens of a
 /// busy engine is far below it.
 const AWAKE: Duration = Duration::from_micros(500);
@@ -49,8 +51,8 @@ struct Shared {
     released: Padded<AtomicU32>,
     /// Workers that have left the region.
     left: Padded<AtomicU32>,
-    /// Next unclaimed item of the phase between two barriers.
-    next: Padded<AtomicUsize>,
+    /// Items claimed of each thread's own share, in even and in odd phases: see [`Team::share`].
+    claimed: Box<[Padded<[AtomicUsize; 2]>]>,
     poisoned: Padded<AtomicBool>,
     quit: AtomicBool,
     sleepers: AtomicU32,
@@ -73,6 +75,8 @@ pub(crate) struct Team<'a> {
     pub(crate) ix: usize,
     /// Threads of the region.
     pub(crate) threads: usize,
+    /// Barriers that this thread has passed so far, region ends included; the same for all.
+    phase: Cell<usize>,
     shared: &'a Shared,
 }
 
@@ -80,6 +84,8 @@ pub(crate) struct Team<'a> {
 pub(crate) struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
+    /// The phase of thread 0.
+    phase: usize,
 }
 
 impl std::fmt::Debug for Pool {
@@ -105,14 +111,14 @@ impl Pool {
             arrived: Padded::default(),
             released: Padded::default(),
             left: Padded::default(),
-            next: Padded(AtomicUsize::new(threads)),
+            claimed: (0..threads).map(|_| Padded::default()).collect(),
             poisoned: Padded::default(),
             quit: AtomicBool::new(false),
             sleepers: AtomicU32::new(0),
             job: UnsafeCell::new(None),
             cause: Mutex::new(None),
         });
-        let mut pool = Pool { shared, workers: Vec::with_capacity(threads - 1) };
+        let mut pool = Pool { shared, workers: Vec::with_capacity(threads - 1), phase: 0 };
         for ix in 1..threads {
             let shared = Arc::clone(&pool.shared);
             let cpu = (cpus.len() >= threads).then(|| cpus[ix]);
@@ -154,12 +160,11 @@ impl Pool {
         if s.sleepers.load(Ordering::SeqCst) > 0 {
             self.workers.iter().for_each(|w| w.thread().unpark());
         }
-        enter(s, 0, job);
+        self.phase = enter(s, 0, self.phase, job);
         let mut waited = 0;
         while s.left.0.load(Ordering::Acquire) + 1 < s.threads {
             pause(&mut waited, s.spins);
         }
-        s.next.0.store(self.threads(), Ordering::Relaxed);
         if s.poisoned.0.load(Ordering::Acquire) { Err(self.cause()) } else { Ok(()) }
     }
 
@@ -187,37 +192,65 @@ impl Team<'_> {
     /// # Errors
     /// [`Poisoned`] where one of them failed; the job must then return at once.
     pub(crate) fn barrier(&self) -> Result<(), Poisoned> {
+        self.barrier_with(|| {})
+    }
+
+    /// As [`Team::barrier`], and calls `idle` again and again while it waits.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn barrier_with(&self, mut idle: impl FnMut()) -> Result<(), Poisoned> {
         let s = self.shared;
-        if self.threads == 1 {
-            s.next.0.store(1, Ordering::Relaxed);
-            return Ok(());
-        }
-        let round = s.released.0.load(Ordering::Relaxed);
-        if s.arrived.0.fetch_add(1, Ordering::AcqRel) + 1 == s.threads {
-            s.arrived.0.store(0, Ordering::Relaxed);
-            s.next.0.store(self.threads, Ordering::Relaxed);
-            s.released.0.store(round.wrapping_add(1), Ordering::Release);
-            return Ok(());
-        }
-        let mut waited = 0;
-        while s.released.0.load(Ordering::Acquire) == round {
-            if s.poisoned.0.load(Ordering::Relaxed) {
-                return Err(Poisoned);
+        if self.threads > 1 {
+            let round = s.released.0.load(Ordering::Relaxed);
+            if s.arrived.0.fetch_add(1, Ordering::AcqRel) + 1 == s.threads {
+                s.arrived.0.store(0, Ordering::Relaxed);
+                s.released.0.store(round.wrapping_add(1), Ordering::Release);
+            } else {
+                let mut waited = 0;
+                while s.released.0.load(Ordering::Acquire) == round {
+                    if s.poisoned.0.load(Ordering::Relaxed) {
+                        return Err(Poisoned);
+                    }
+                    idle();
+                    pause(&mut waited, s.spins);
+                }
             }
-            pause(&mut waited, s.spins);
         }
+        self.begin(self.phase.get() + 1);
         Ok(())
     }
 
-    /// Calls `f` with every item of `0..items` that this thread gets hold of: its own first,
-    /// then whatever no thread has claimed, so that a slow core delays nobody. At most one such
-    /// loop may run between two barriers.
+    /// Enters a phase: the counter of the next one is cleared, which nobody reads before this
+    /// thread comes to the barrier, and nobody since the one that all have just passed.
+    fn begin(&self, phase: usize) {
+        self.phase.set(phase);
+        self.shared.claimed[self.ix].0[(phase + 1) % 2].store(0, Ordering::Relaxed);
+    }
+
+    /// The items of `0..items` that thread `ix` is to begin with.
+    pub(crate) fn own(&self, ix: usize, items: usize) -> std::ops::Range<usize> {
+        items * ix / self.threads..items * (ix + 1) / self.threads
+    }
+
+    /// Calls `f` with every item of `0..items` that this thread gets hold of: its own run first,
+    /// in order, so that it reads memory in one stream, then what its neighbours have not come
+    /// to, so that a slow core delays nobody. At most one such loop may run between two barriers.
     #[inline]
     pub(crate) fn share(&self, items: usize, mut f: impl FnMut(usize)) {
-        let mut item = self.ix;
-        while item < items {
-            f(item);
-            item = self.shared.next.0.fetch_add(1, Ordering::Relaxed);
+        let set = self.phase.get() % 2;
+        for step in 0..self.threads.min(1 + NEIGHBOURS) {
+            let owner = (self.ix + step) % self.threads;
+            let range = self.own(owner, items);
+            let claimed = &self.shared.claimed[owner].0[set];
+            // A look before the claim leaves the line where it is when nothing is left.
+            while range.start + claimed.load(Ordering::Relaxed) < range.end {
+                let item = range.start + claimed.fetch_add(1, Ordering::Relaxed);
+                if item >= range.end {
+                    break;
+                }
+                f(item);
+            }
         }
     }
 }
@@ -232,14 +265,17 @@ fn pause(waited: &mut u32, spins: u32) {
     }
 }
 
-/// Runs the job on this thread and turns a panic into poison.
-fn enter(s: &Shared, ix: usize, job: Job<'_>) {
-    let team = Team { ix, threads: s.threads as usize, shared: s };
+/// Runs the job on this thread from a phase on and turns a panic into poison; returns the phase
+/// after the region.
+fn enter(s: &Shared, ix: usize, phase: usize, job: Job<'_>) -> usize {
+    let team = Team { ix, threads: s.threads as usize, phase: Cell::new(phase), shared: s };
+    team.begin(phase);
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(&team))) {
         let mut cause = s.cause.lock().unwrap_or_else(PoisonError::into_inner);
         cause.get_or_insert_with(|| said(&*panic));
         s.poisoned.0.store(true, Ordering::Release);
     }
+    team.phase.get() + 1
 }
 
 fn said(panic: &(dyn Any + Send)) -> String {
@@ -251,6 +287,7 @@ fn said(panic: &(dyn Any + Send)) -> String {
 /// A worker's life.
 fn work(s: &Shared, ix: usize) {
     let mut seen = 0;
+    let mut phase = 0;
     loop {
         seen = next_region(s, seen);
         if s.quit.load(Ordering::SeqCst) {
@@ -259,7 +296,7 @@ fn work(s: &Shared, ix: usize) {
         // SAFETY: written before the bump of `region` that `next_region` has seen; not written
         // again before this thread has counted itself in `left`.
         if let Some(job) = unsafe { *s.job.get() } {
-            enter(s, ix, job);
+            phase = enter(s, ix, phase, job);
         }
         s.left.0.fetch_add(1, Ordering::Release);
     }

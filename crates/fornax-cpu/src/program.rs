@@ -9,10 +9,10 @@ use fornax_plan::{
     SeqStep, SlotId, Slots, StepOutput, Ticket, ValueId,
 };
 
-use crate::compile::{Compiler, PIECE_TILES, Rows, Stage, Weights, Wide};
+use crate::compile::{Compiler, PIECE_TILES, Rows, Stage, Weights, Wide, hand_over};
 use crate::isa::Isa;
 use crate::kv::Cache;
-use crate::matrix::{Memory, Q8Rows, TILE};
+use crate::matrix::{GROUP, Memory, Q8Rows, TILE};
 use crate::moe::Order;
 use crate::ops::{BLOCK, SPLIT, Scratch, VectorOps, part_len};
 use crate::pool::Pool;
@@ -124,7 +124,8 @@ impl CpuProgram {
             angles,
             threads,
         };
-        let stages: Vec<Stage> = groups.iter().map(|g| compiler.stage(g)).collect();
+        let mut stages: Vec<Stage> = groups.iter().map(|g| compiler.stage(g)).collect();
+        hand_over(plan, &mut stages);
         let pairs = token_rows * mix.top_k;
         let states = plan.states.iter().map(|s| s.len as usize).sum();
         let worker = || worker(plan, &stages, &mix, pairs);
@@ -135,6 +136,7 @@ impl CpuProgram {
             ops: VectorOps::of(isa),
             cache: Cache::new(&plan.kv, limits.kv_blocks, limits.kv_type)?,
             q8: shared_q8(plan, token_rows, wanted, &mix)?,
+            made: made_q8(&stages, token_rows, wanted)?,
             angles: rows(held, token_rows, width, "angles")?,
             ropes: plan.ropes.clone(),
             states: rows(held, limits.slots as usize, states, "states")?,
@@ -235,7 +237,8 @@ fn shared_q8(plan: &Plan, tokens: usize, wanted: usize, mix: &Mixtures) -> Resul
     let pairs = tokens * mix.top_k;
     let mut most = (1, 32);
     let mut need = |rows: usize, cols: usize| {
-        let blocks = |(rows, cols): (usize, usize)| rows.next_multiple_of(8) * cols.div_ceil(32);
+        let blocks =
+            |(rows, cols): (usize, usize)| rows.next_multiple_of(GROUP) * cols.div_ceil(32);
         if blocks((rows, cols)) > blocks(most) {
             most = (rows, cols);
         }
@@ -252,6 +255,18 @@ fn shared_q8(plan: &Plan, tokens: usize, wanted: usize, mix: &Mixtures) -> Resul
         }
     }
     Q8Rows::new(most.0, most.1)
+}
+
+/// The 8-bit rows that one stage makes for the next.
+fn made_q8(stages: &[Stage], tokens: usize, wanted: usize) -> Result<Q8Rows> {
+    let rows = |space| if space == RowSpace::Tokens { tokens } else { wanted };
+    let need = |s: &Stage| match &s.wide {
+        Wide::Tiles(t) if t.ready => Some((rows(s.space), t.x.rows.width)),
+        _ => None,
+    };
+    let most = stages.iter().filter_map(need).max_by_key(|(r, w)| r.next_multiple_of(GROUP) * w);
+    let (rows, width) = most.unwrap_or((1, 32));
+    Q8Rows::new(rows, width)
 }
 
 fn worker(plan: &Plan, stages: &[Stage], mix: &Mixtures, pairs: usize) -> Result<Worker> {
@@ -353,7 +368,7 @@ impl Program for CpuProgram {
     }
 
     fn memory(&self) -> MemoryUse {
-        let q8 = self.machine.q8.bytes();
+        let q8 = self.machine.q8.bytes() + self.machine.made.bytes();
         let held: usize = self.memory.iter().map(Memory::len).sum();
         MemoryUse {
             weights: self.weights.bytes(),

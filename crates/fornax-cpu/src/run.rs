@@ -14,7 +14,7 @@ use crate::compile::{
     Affine, Conv, Finish, PIECE_TILES, Part, RowOp, Rows, Stage, Table, Tiles, Wide, Wire,
 };
 use crate::kv::Cache;
-use crate::matrix::{Acts, Kernels, Memory, Q8Rows, Q8View, TILE};
+use crate::matrix::{Acts, Kernels, Memory, Q8Rows, Q8View, TILE, prefetch};
 use crate::moe::Order;
 use crate::ops::{Scratch, VectorOps, rows};
 use crate::pool::{Poisoned, Team};
@@ -32,6 +32,8 @@ pub(crate) struct Machine {
     pub(crate) cache: Cache,
     /// 8-bit activations of many rows.
     pub(crate) q8: Q8Rows,
+    /// The same, made by the stage before.
+    pub(crate) made: Q8Rows,
     /// Angles of every row: all rotary tables side by side.
     pub(crate) angles: Rows,
     pub(crate) ropes: Vec<fornax_plan::RopeTable>,
@@ -101,6 +103,29 @@ unsafe impl Send for Times {}
 // SAFETY: as above.
 unsafe impl Sync for Times {}
 
+/// Weight bytes that a thread asks for while it waits at a barrier.
+const SOON: usize = 32 << 10;
+
+/// Weights that are asked for before they are needed: they depend on nothing.
+struct Soon {
+    at: *const u8,
+    left: usize,
+}
+
+impl Soon {
+    /// Asks for a few cache lines more.
+    fn ask(&mut self) {
+        const TOGETHER: usize = 256;
+        if self.left > 0 {
+            for line in (0..TOGETHER).step_by(64) {
+                prefetch(self.at.wrapping_add(line));
+            }
+            self.at = self.at.wrapping_add(TOGETHER);
+            self.left -= TOGETHER;
+        }
+    }
+}
+
 impl Machine {
     /// A thread's part of a round.
     pub(crate) fn round(&self, team: &Team<'_>, round: &Round<'_>) -> Result<(), Poisoned> {
@@ -116,7 +141,8 @@ impl Machine {
                 continue;
             }
             self.stage(ix, stage, rows, team, round, worker)?;
-            team.barrier()?;
+            let mut soon = self.soon(ix, team);
+            team.barrier_with(|| soon.ask())?;
             if team.ix == 0 && !round.times.0.is_null() {
                 let now = Instant::now();
                 // SAFETY: one element for each stage, this thread's alone.
@@ -144,7 +170,7 @@ impl Machine {
             // SAFETY: thread 0 writes the shared row, the others their own; it is read by others
             // only after the barrier.
             let acts = unsafe { self.chain_alone(ix, stage, tiles, team.ix == 0, round, worker) };
-            self.tiles(tiles, rows, acts, team, worker);
+            self.tiles(ix, tiles, rows, acts, team, worker);
             return Ok(());
         }
         if let (1, Wide::Moe(moe)) = (rows, &stage.wide) {
@@ -154,7 +180,7 @@ impl Machine {
             unsafe { self.chain_row(ix, stage, 0, private, round) };
             return self.moe_alone(moe, team, worker, private);
         }
-        if !stage.chain.is_empty() || tiles.is_some_and(|t| t.q8) {
+        if !stage.chain.is_empty() || tiles.is_some_and(|t| t.q8 && !t.ready) {
             let view = tiles.filter(|t| t.q8).map(|t| self.q8.shaped(rows, t.x.rows.width));
             team.share(rows, |row| {
                 // SAFETY: this row is this thread's alone until the barrier.
@@ -171,9 +197,10 @@ impl Machine {
         match &stage.wide {
             Wide::None => {}
             Wide::Tiles(tiles) => {
-                let view = tiles.q8.then(|| self.q8.shaped(rows, tiles.x.rows.width));
+                let store = if tiles.ready { &self.made } else { &self.q8 };
+                let view = tiles.q8.then(|| store.shaped(rows, tiles.x.rows.width));
                 let x = tiles.x.rows.at.cast_const();
-                self.tiles(tiles, rows, (x, view), team, worker);
+                self.tiles(ix, tiles, rows, (x, view), team, worker);
             }
             Wide::Heads { .. } => self.heads(&stage.wide, team, round, worker)?,
             Wide::Moe(moe) => self.moe(moe, rows, team, worker)?,
@@ -201,6 +228,9 @@ impl Machine {
         unsafe {
             self.chain_row(ix, stage, 0, private, round);
             let x = at(tiles.x, 0, private);
+            if tiles.ready {
+                return (x, Some(self.made.shaped(1, tiles.x.rows.width)));
+            }
             let view = tiles.q8.then(|| {
                 let view = worker.q8.shaped(1, tiles.x.rows.width);
                 let row = std::slice::from_raw_parts(x, tiles.x.rows.width);
@@ -270,9 +300,21 @@ impl Machine {
         }
     }
 
+    /// The weights that this thread will read first after stage `ix`.
+    fn soon(&self, ix: usize, team: &Team<'_>) -> Soon {
+        let next = self.stages[ix + 1..].iter().take(2).find_map(|s| match &s.wide {
+            Wide::Tiles(tiles) => Some(tiles),
+            _ => None,
+        });
+        let start = |t: &Tiles| t.start(team.own(team.ix, t.pieces.len()).start);
+        let at = next.map_or(std::ptr::null(), start);
+        Soon { at, left: if at.is_null() { 0 } else { SOON } }
+    }
+
     /// The pieces of a product that this thread claims.
     fn tiles(
         &self,
+        ix: usize,
         tiles: &Tiles,
         rows: usize,
         acts: (*const f32, Option<Q8View>),
@@ -280,7 +322,13 @@ impl Machine {
         worker: &mut Worker,
     ) {
         let blocks = rows.div_ceil(ROW_BLOCK);
+        let last = team.own(team.ix, tiles.pieces.len() * blocks).end;
+        let made = tiles.makes.then(|| self.made.shaped(rows, tiles.parts[0].out.width));
         team.share(tiles.pieces.len() * blocks, |item| {
+            let then = match item + 1 == last {
+                true => self.soon(ix, team).at,
+                false => tiles.start((item + 1) / blocks),
+            };
             let (part, piece) = &tiles.pieces[item / blocks];
             let part = &tiles.parts[*part];
             let from = item % blocks * ROW_BLOCK;
@@ -292,18 +340,28 @@ impl Machine {
             unsafe {
                 let out = part.out.ptr(these.start);
                 let x = (acts.0, tiles.x.rows.width, rows);
-                self.product(&part.affine, 0, x, acts.1, these.clone(), piece.clone(), out, width);
+                let first = match &tiles.finish {
+                    Finish::Gate { up, .. } => up.matrix.start(0, piece.start),
+                    _ => then,
+                };
+                let (r, p) = (these.clone(), piece.clone());
+                self.product(&part.affine, 0, x, acts.1, r, p, out, width, first);
                 match &tiles.finish {
                     Finish::Plain => {}
                     Finish::Gate { up, act } => {
                         let stride = PIECE_TILES * TILE;
                         let second = worker.up.as_mut_ptr().wrapping_sub(columns.start);
                         let (r, p) = (these.clone(), piece.clone());
-                        self.product(up, 0, x, acts.1, r, p, second, stride);
+                        self.product(up, 0, x, acts.1, r, p, second, stride, then);
                         for i in 0..these.len() {
                             let g = out.add(i * width + columns.start);
                             let u = worker.up.as_ptr().add(i * stride);
                             (self.ops.gate)(g, u, g, columns.len(), *act);
+                            if let Some(made) = made {
+                                let part = std::slice::from_raw_parts(g, columns.len());
+                                let row = these.start + i;
+                                made.fill_part(self.kernels, row, part, columns.start / 32);
+                            }
                         }
                     }
                     Finish::Logits { scale, cap } => {
@@ -323,7 +381,8 @@ impl Machine {
     /// `W·x + b` for some rows and tiles.
     ///
     /// # Safety
-    /// As `Matrix::multiply`; `x` is the address, width and number of the f32 rows.
+    /// As `Matrix::multiply`; `x` is the address, width and number of the f32 rows, and `then` what
+    /// will be read next.
     #[expect(clippy::too_many_arguments, reason = "one call of the innermost operation")]
     pub(crate) unsafe fn product(
         &self,
@@ -335,6 +394,7 @@ impl Machine {
         tiles: std::ops::Range<usize>,
         out: *mut f32,
         stride: usize,
+        then: *const u8,
     ) {
         let matrix = &affine.matrix;
         let columns = tiles.start * TILE..(tiles.end * TILE).min(matrix.rows());
@@ -348,7 +408,7 @@ impl Machine {
                 }
             };
             let n = rows.len();
-            matrix.multiply(self.kernels, expert, &acts, rows, tiles, out, stride);
+            matrix.multiply(self.kernels, expert, &acts, rows, tiles, out, stride, then);
             if let Some(bias) = &affine.bias {
                 let bias = &bias[expert * matrix.rows()..][columns.clone()];
                 for i in 0..n {

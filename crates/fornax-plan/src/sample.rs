@@ -9,6 +9,9 @@
 use crate::error::{Error, Result};
 use crate::ids::TokenId;
 
+/// Logits that [`argmax`] looks at together.
+const CHUNK: usize = 4096;
+
 /// How a sequence's tokens are chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SampleParams {
@@ -128,10 +131,20 @@ impl Scratch {
 /// The index of the highest logit, ties to the lowest index, NaN never chosen; none if all are
 /// NaN or −∞.
 pub fn argmax(logits: &[f32]) -> Option<TokenId> {
+    // Chunk by chunk, lane by lane: a vocabulary is large, and this is every greedy token's cost.
     let mut best = (f32::NEG_INFINITY, None);
-    for (id, &v) in logits.iter().enumerate() {
-        if v > best.0 {
-            best = (v, Some(id as TokenId));
+    for (ix, chunk) in logits.chunks(CHUNK).enumerate() {
+        let mut lanes = [f32::NEG_INFINITY; 16];
+        let (whole, rest) = chunk.as_chunks::<16>();
+        for vector in whole {
+            for (lane, &v) in lanes.iter_mut().zip(vector) {
+                *lane = if v > *lane { v } else { *lane };
+            }
+        }
+        let most = lanes.iter().chain(rest).fold(best.0, |a, &v| if v > a { v } else { a });
+        if most > best.0 {
+            let at = chunk.iter().position(|&v| v == most);
+            best = (most, at.map(|at| (ix * CHUNK + at) as TokenId));
         }
     }
     best.1

@@ -1,7 +1,7 @@
 //! Activations in the form that matrices take them: plain f32 rows, or 8-bit blocks of 32. It
 //! must not know weights.
 //!
-//! The 8-bit rows lie in groups of eight (one where there is a single row): block 0 of every row
+//! The 8-bit rows lie in groups of sixteen (one where there is a single row): block 0 of every row
 //! of the group, then block 1, and so on, so that a kernel for several rows walks one stream.
 
 use std::ops::Range;
@@ -12,7 +12,7 @@ use super::Kernels;
 use super::memory::Memory;
 
 /// Rows that lie side by side.
-pub(super) const GROUP: usize = 8;
+pub(crate) const GROUP: usize = 16;
 
 /// A block of 32 activations with what kernels need about it.
 #[derive(Clone, Copy, Debug)]
@@ -115,6 +115,22 @@ impl Q8View {
             let at = self.block(row, blocks.start);
             (kernels.quantize)(&x[blocks.start * q8::BLOCK..end], at, self.group);
         }
+    }
+
+    /// Quantises a part of row `row`, which begins with block `first`.
+    ///
+    /// # Safety
+    /// As [`Q8View::fill`].
+    pub(crate) unsafe fn fill_part(
+        &self,
+        kernels: &Kernels,
+        row: usize,
+        part: &[f32],
+        first: usize,
+    ) {
+        assert!(row < self.rows && first + part.len().div_ceil(q8::BLOCK) <= self.blocks);
+        // SAFETY: row and blocks are within the view; the rest is the caller's word.
+        unsafe { (kernels.quantize)(part, self.block(row, first), self.group) };
     }
 
     /// The record of block `block` of row `row`.

@@ -200,6 +200,5 @@ super::drive::tier!(
     Avx512Vnni,
     rows 8,
     float rows 4,
-    streams 4,
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 );

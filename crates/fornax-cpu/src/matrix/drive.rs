@@ -25,14 +25,20 @@ pub(super) struct Job<'a> {
     pub(super) tiles: Range<usize>,
     pub(super) out: *mut f32,
     pub(super) stride: usize,
+    /// Weights that will be read after these.
+    pub(super) then: *const u8,
 }
 
 impl Job<'_> {
-    /// The outputs from tile `tile` on for row `row`.
-    fn out(&self, tile: usize, row: usize) -> Out {
+    /// The outputs of tile `tile` for row `row`.
+    pub(super) fn out(&self, tile: usize, row: usize) -> Out {
         let columns = self.matrix.rows() - tile * TILE;
         let at = (row - self.act_rows.start) * self.stride + tile * TILE;
-        Out { at: self.out.wrapping_add(at), stride: self.stride, columns }
+        let then = match tile + 1 < self.tiles.end {
+            true => self.matrix.tile(self.expert, tile + 1),
+            false => self.then,
+        };
+        Out { at: self.out.wrapping_add(at), stride: self.stride, columns, then }
     }
 }
 
@@ -45,10 +51,8 @@ pub(super) trait Tier {
     const ROWS: usize;
     /// The same for f32 activations.
     const FLOAT_ROWS: usize;
-    /// Tiles read at once where there is a single row: 1 or 4.
-    const STREAMS: usize;
 
-    unsafe fn quantised<F: Format, const R: usize, const T: usize>(
+    unsafe fn quantised<F: Format, const R: usize>(
         tile: *const u8,
         blocks: usize,
         acts: *const ActBlock,
@@ -56,7 +60,7 @@ pub(super) trait Tier {
         out: Out,
     );
 
-    unsafe fn floats<F: Float, const R: usize, const T: usize>(
+    unsafe fn floats<F: Float, const R: usize>(
         tile: *const u8,
         cols: usize,
         x: *const f32,
@@ -68,17 +72,15 @@ pub(super) trait Tier {
 
 /// Makes the table of a tier from its vectors and the constants of [`Tier`].
 macro_rules! tier {
-    ($name:ident, $simd:ty, rows $rows:literal, float rows $float_rows:literal,
-        streams $streams:literal $(, #[$attr:meta])*) => {
+    ($name:ident, $simd:ty, rows $rows:literal, float rows $float_rows:literal $(, #[$attr:meta])*) => {
         enum Tiered {}
 
         impl $crate::matrix::drive::Tier for Tiered {
             const ROWS: usize = $rows;
             const FLOAT_ROWS: usize = $float_rows;
-            const STREAMS: usize = $streams;
 
             $(#[$attr])*
-            unsafe fn quantised<F: $crate::matrix::format::Format, const R: usize, const T: usize>(
+            unsafe fn quantised<F: $crate::matrix::format::Format, const R: usize>(
                 tile: *const u8,
                 blocks: usize,
                 acts: *const $crate::matrix::activations::ActBlock,
@@ -87,19 +89,19 @@ macro_rules! tier {
             ) {
                 // SAFETY: the caller's word.
                 unsafe {
-                    $crate::matrix::kernel::quantised::<$simd, F, R, T>(tile, blocks, acts, step, out)
+                    $crate::matrix::kernel::quantised::<$simd, F, R>(tile, blocks, acts, step, out)
                 }
             }
 
             $(#[$attr])*
-            unsafe fn floats<F: $crate::matrix::format::Float, const R: usize, const T: usize>(
+            unsafe fn floats<F: $crate::matrix::format::Float, const R: usize>(
                 tile: *const u8,
                 cols: usize,
                 x: *const f32,
                 out: $crate::matrix::kernel::Out,
             ) {
                 // SAFETY: the caller's word.
-                unsafe { $crate::matrix::kernel::floats::<$simd, F, R, T>(tile, cols, x, out) }
+                unsafe { $crate::matrix::kernel::floats::<$simd, F, R>(tile, cols, x, out) }
             }
 
             $(#[$attr])*
@@ -163,7 +165,7 @@ pub(super) unsafe fn multiply<T: Tier>(job: &Job<'_>) {
     unsafe { by_layout!(job.matrix.layout, quantised, floats, T::foreign, (job), T) }
 }
 
-/// Calls `$call` with constant numbers of rows and tiles for every piece of the job, tile by tile
+/// Calls `$call` with constant numbers of rows for every piece of the job, tile by tile
 /// so that a tile's weights stay in the nearer caches for all rows. `$together` says how many rows
 /// from one on may go together.
 macro_rules! walk {
@@ -171,18 +173,13 @@ macro_rules! walk {
         let Range { start, end } = $job.act_rows;
         let mut $tile = $job.tiles.start;
         while $tile < $job.tiles.end {
-            if T::STREAMS == 4 && end - start == 1 && $job.tiles.end - $tile >= 4 {
-                $call!($tile, start, 1, 4);
-                $tile += 4;
-                continue;
-            }
             let mut $row = start;
             while $row < end {
                 $row += match $together.min(end - $row) {
-                    8.. => $call!($tile, $row, 8, 1),
-                    4.. => $call!($tile, $row, 4, 1),
-                    2.. => $call!($tile, $row, 2, 1),
-                    _ => $call!($tile, $row, 1, 1),
+                    8.. => $call!($tile, $row, 8),
+                    4.. => $call!($tile, $row, 4),
+                    2.. => $call!($tile, $row, 2),
+                    _ => $call!($tile, $row, 1),
                 };
             }
             $tile += 1;
@@ -196,14 +193,14 @@ unsafe fn quantised<T: Tier, F: Format>(job: &Job<'_>) {
     };
     let blocks = job.matrix.cols() / BLOCK;
     macro_rules! call {
-        ($tile:expr, $row:expr, $rows:expr, $tiles:expr) => {{
+        ($tile:expr, $row:expr, $rows:expr) => {{
             // SAFETY: these rows lie side by side, rows and tiles are within the job; the rest is
             // the caller's word.
             unsafe {
                 let x = acts.block($row, 0).cast_const();
                 let weights = job.matrix.tile(job.expert, $tile);
                 let out = job.out($tile, $row);
-                T::quantised::<F, { $rows }, { $tiles }>(weights, blocks, x, acts.step(), out);
+                T::quantised::<F, { $rows }>(weights, blocks, x, acts.step(), out);
             }
             $rows
         }};
@@ -216,13 +213,13 @@ unsafe fn floats<T: Tier, F: Float>(job: &Job<'_>) {
         unreachable!("checked in Matrix::multiply");
     };
     macro_rules! call {
-        ($tile:expr, $row:expr, $rows:expr, $tiles:expr) => {{
+        ($tile:expr, $row:expr, $rows:expr) => {{
             // SAFETY: rows and tiles are within the job; the rest is the caller's word.
             unsafe {
                 let x = x.as_ptr().add($row * cols);
                 let weights = job.matrix.tile(job.expert, $tile);
                 let out = job.out($tile, $row);
-                T::floats::<F, { $rows }, { $tiles }>(weights, cols, x, out);
+                T::floats::<F, { $rows }>(weights, cols, x, out);
             }
             $rows
         }};

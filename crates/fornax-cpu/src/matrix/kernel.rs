@@ -11,6 +11,7 @@
 
 use super::activations::ActBlock;
 use super::format::{Decoded, Float, Format};
+use super::prefetch;
 use super::simd::{BLOCK, QUADS, Simd, TILE};
 
 /// Interleaved sums of the float formats.
@@ -23,40 +24,44 @@ pub(super) struct Out {
     pub(super) at: *mut f32,
     /// Elements from a row's outputs to the next row's.
     pub(super) stride: usize,
-    /// Outputs that exist from there on: [`TILE`] of every tile, fewer of a last one.
+    /// Outputs that exist from there on: [`TILE`] or more, fewer in a last tile.
     pub(super) columns: usize,
+    /// Weights that will be read after the tile; asked for while its last ones are used.
+    pub(super) then: *const u8,
 }
+
+/// How far ahead of their use weights are asked for. What a processor fetches by
+/// itself ends at the page and starts anew with every tile.
+pub(super) const AHEAD: usize = 1024;
 
 impl Out {
     /// # Safety
-    /// `at` reaches tile `tile` of row `row`, and the tier is available.
+    /// `at` reaches row `row`, and the tier is available.
     #[inline(always)]
-    unsafe fn put<S: Simd>(&self, tile: usize, row: usize, v: S::Floats) {
+    pub(super) unsafe fn put<S: Simd>(&self, row: usize, v: S::Floats) {
         // SAFETY: the caller's word; a tile that is not whole goes through a buffer.
         unsafe {
-            let to = self.at.add(row * self.stride + tile * TILE);
-            let columns = self.columns - tile * TILE;
-            if columns >= TILE {
+            let to = self.at.add(row * self.stride);
+            if self.columns >= TILE {
                 S::store(v, to);
             } else {
                 let mut all = [0.0f32; TILE];
                 S::store(v, all.as_mut_ptr());
-                std::ptr::copy_nonoverlapping(all.as_ptr(), to, columns);
+                std::ptr::copy_nonoverlapping(all.as_ptr(), to, self.columns);
             }
         }
     }
 }
 
-/// `TILES` tiles of a block format, one behind the other, times `ROWS` rows whose records lie side
-/// by side. Several tiles are read at once because a single row is over so soon that one stream of
-/// weights waits for memory most of the time.
+/// A tile of a block format times `ROWS` rows whose records lie side by side. Weights are read in
+/// one stream: several tiles at once, each a stream of its own, came to half the speed of memory.
 ///
 /// # Safety
-/// `tile` holds the tiles, each of `blocks` blocks of format `F`; the records of the first row are
-/// at `acts`, `acts + step`, …, those of the next rows one further; `out` reaches every row and
-/// column; the tier is available.
+/// `tile` holds `blocks` blocks of format `F`; the records of the first row are at `acts`, `acts +
+/// step`, …, those of the next rows one further; `out` reaches every row and column; the tier is
+/// available.
 #[inline(always)]
-pub(super) unsafe fn quantised<S: Simd, F: Format, const ROWS: usize, const TILES: usize>(
+pub(super) unsafe fn quantised<S: Simd, F: Format, const ROWS: usize>(
     tile: *const u8,
     blocks: usize,
     acts: *const ActBlock,
@@ -65,34 +70,49 @@ pub(super) unsafe fn quantised<S: Simd, F: Format, const ROWS: usize, const TILE
 ) {
     // SAFETY: the caller's word.
     unsafe {
-        let tile_bytes = F::tile_bytes(blocks);
-        let mut acc = [[S::zero(); ROWS]; TILES];
+        let mut acc = [S::zero(); ROWS];
         let mut unit = tile;
         let mut acts = acts;
         let mut left = blocks;
+        // Where the lines that are asked for lie: further on in the tile, at its end in what
+        // follows.
+        let mut ahead = unit.wrapping_add(AHEAD);
+        let end = tile.wrapping_add(F::tile_bytes(blocks));
         while left > 0 {
+            if ahead >= end && ahead < end.wrapping_add(F::HEAD + F::UNIT * F::PLANES) {
+                ahead = out.then.wrapping_add(ahead.addr() - end.addr());
+            }
             for at in 0..left.min(F::UNIT) {
-                for (tile, acc) in acc.iter_mut().enumerate() {
-                    let block = F::decode::<S>(unit.add(tile * tile_bytes), at);
-                    let (pairs, single) = acc.as_chunks_mut::<2>();
-                    for (ix, acc) in pairs.iter_mut().enumerate() {
-                        let x = acts.add(2 * ix);
-                        *acc = add_pair::<S, F>(*acc, &block, [x, x.add(1)]);
-                    }
-                    if let [acc] = single {
-                        *acc = add_block::<S, F>(*acc, &block, acts.add(ROWS - 1));
-                    }
+                if at == 0 {
+                    lines(ahead, F::HEAD);
+                }
+                lines(ahead.wrapping_add(F::HEAD + at * F::PLANES), F::PLANES);
+                let block = F::decode::<S>(unit, at);
+                let (pairs, single) = acc.as_chunks_mut::<2>();
+                for (ix, acc) in pairs.iter_mut().enumerate() {
+                    let x = acts.add(2 * ix);
+                    *acc = add_pair::<S, F>(*acc, &block, [x, x.add(1)]);
+                }
+                if let [acc] = single {
+                    *acc = add_block::<S, F>(*acc, &block, acts.add(ROWS - 1));
                 }
                 acts = acts.wrapping_add(step);
             }
             left = left.saturating_sub(F::UNIT);
             unit = unit.wrapping_add(F::HEAD + F::UNIT * F::PLANES);
+            ahead = ahead.wrapping_add(F::HEAD + F::UNIT * F::PLANES);
         }
-        for (tile, acc) in acc.iter().enumerate() {
-            for (row, acc) in acc.iter().enumerate() {
-                out.put::<S>(tile, row, *acc);
-            }
+        for (row, acc) in acc.iter().enumerate() {
+            out.put::<S>(row, *acc);
         }
+    }
+}
+
+/// Asks for the cache lines of `len` bytes.
+#[inline(always)]
+fn lines(at: *const u8, len: usize) {
+    for line in (0..len).step_by(64) {
+        prefetch(at.wrapping_add(line));
     }
 }
 
@@ -179,13 +199,13 @@ unsafe fn scaled<S: Simd, F: Format>(
     }
 }
 
-/// `TILES` tiles of a float format, one behind the other, times `ROWS` rows.
+/// A tile of a float format times `ROWS` rows.
 ///
 /// # Safety
-/// `tile` holds the tiles, each of `cols` columns of format `F`; row `r` of the activations starts
-/// at `x + r · cols`; `out` reaches every row and column; the tier is available.
+/// `tile` holds `cols` columns of format `F`; row `r` of the activations starts at `x + r · cols`;
+/// `out` reaches every row and column; the tier is available.
 #[inline(always)]
-pub(super) unsafe fn floats<S: Simd, F: Float, const ROWS: usize, const TILES: usize>(
+pub(super) unsafe fn floats<S: Simd, F: Float, const ROWS: usize>(
     tile: *const u8,
     cols: usize,
     x: *const f32,
@@ -193,36 +213,32 @@ pub(super) unsafe fn floats<S: Simd, F: Float, const ROWS: usize, const TILES: u
 ) {
     // SAFETY: the caller's word.
     unsafe {
-        let tile_bytes = F::tile_bytes(cols);
-        let mut acc = [[[S::zero(); PARTIALS]; ROWS]; TILES];
+        let mut acc = [[S::zero(); PARTIALS]; ROWS];
         let whole = cols / PARTIALS * PARTIALS;
         let mut col = 0;
         while col < whole {
-            for (ix, acc) in acc.iter_mut().enumerate() {
-                let tile = tile.add(ix * tile_bytes);
-                for partial in 0..PARTIALS {
-                    let w = F::load::<S>(tile.add((col + partial) * TILE * F::BYTES));
-                    for (row, acc) in acc.iter_mut().enumerate() {
-                        let x = S::splat(*x.add(row * cols + col + partial));
-                        acc[partial] = S::add(acc[partial], S::mul(w, x));
-                    }
+            let weights = tile.add(col * TILE * F::BYTES);
+            lines(weights.wrapping_add(AHEAD), PARTIALS * TILE * F::BYTES);
+            for partial in 0..PARTIALS {
+                let w = F::load::<S>(weights.add(partial * TILE * F::BYTES));
+                for (row, acc) in acc.iter_mut().enumerate() {
+                    let x = S::splat(*x.add(row * cols + col + partial));
+                    acc[partial] = S::add(acc[partial], S::mul(w, x));
                 }
             }
             col += PARTIALS;
         }
-        for (ix, acc) in acc.iter_mut().enumerate() {
-            for col in whole..cols {
-                let w = F::load::<S>(tile.add(ix * tile_bytes + col * TILE * F::BYTES));
-                for (row, acc) in acc.iter_mut().enumerate() {
-                    let x = S::splat(*x.add(row * cols + col));
-                    let acc = &mut acc[col - whole];
-                    *acc = S::add(*acc, S::mul(w, x));
-                }
+        for col in whole..cols {
+            let w = F::load::<S>(tile.add(col * TILE * F::BYTES));
+            for (row, acc) in acc.iter_mut().enumerate() {
+                let x = S::splat(*x.add(row * cols + col));
+                let acc = &mut acc[col - whole];
+                *acc = S::add(*acc, S::mul(w, x));
             }
-            for (row, acc) in acc.iter().enumerate() {
-                let sum = S::add(S::add(acc[0], acc[1]), S::add(acc[2], acc[3]));
-                out.put::<S>(ix, row, sum);
-            }
+        }
+        for (row, acc) in acc.iter().enumerate() {
+            let sum = S::add(S::add(acc[0], acc[1]), S::add(acc[2], acc[3]));
+            out.put::<S>(row, sum);
         }
     }
 }

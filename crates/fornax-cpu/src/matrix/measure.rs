@@ -53,7 +53,7 @@ pub fn multiply(case: &Case) -> Result<Rates> {
     let bytes = (0..len).map(|ix| (60 + ix * 7 % 41) as u8).collect();
     let data = Arc::new(Mapping::from_vec(bytes));
     let weight = WeightRef { name: ty.to_string(), ty, cols, rows, experts: 1, data, offset: 0 };
-    let matrix = Matrix::pack(&weight, threads)?;
+    let matrix = Matrix::alone(&weight, threads)?;
     let x: Vec<f32> = (0..act_rows * cols as usize).map(|ix| (ix % 17) as f32 - 8.0).collect();
     let store = Q8Rows::new(act_rows, cols as usize)?;
     let acts = if matrix.takes_q8() {
@@ -100,7 +100,7 @@ fn rate(matrix: &Matrix, acts: &Acts<'_>, share: Range<usize>, case: &Case) -> f
         let to = out.as_mut_ptr().wrapping_sub(tiles.start * super::TILE);
         let (kernels, rows, count) = (case.isa.kernels(), 0..case.act_rows, tiles.len());
         // SAFETY: output o of row r lies at r · width + o − 16 · tiles.start, within `out`.
-        unsafe { matrix.multiply(kernels, 0, acts, rows, tiles, to, width) };
+        unsafe { matrix.multiply(kernels, 0, acts, rows, tiles, to, width, std::ptr::null()) };
         times.push(from.elapsed().as_secs_f64() / count as f64);
         std::hint::black_box(&out);
     }

@@ -3,6 +3,7 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use fornax_plan::{Error, Result};
 
@@ -48,6 +49,55 @@ impl Memory {
     /// How many bytes there are.
     pub(crate) fn len(&self) -> usize {
         self.layout.size()
+    }
+}
+
+/// A piece of memory that several share.
+#[derive(Clone, Debug)]
+pub(crate) struct Share {
+    whole: Arc<Memory>,
+    from: usize,
+    len: usize,
+}
+
+impl Share {
+    /// The first byte.
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        self.whole.as_ptr().wrapping_add(self.from)
+    }
+
+    /// How many bytes there are.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+}
+
+/// Memory that is given out piece by piece, on cache lines, in the order of asking: what is read
+/// one after the other lies one after the other, on as few pages as can be.
+#[derive(Debug)]
+pub(crate) struct Arena {
+    whole: Arc<Memory>,
+    used: usize,
+}
+
+impl Arena {
+    /// Room for pieces of `len` bytes together, each counted as whole cache lines.
+    ///
+    /// # Errors
+    /// `is_out_of_memory`, naming `what` they were for.
+    pub(crate) fn new(len: usize, what: &str) -> Result<Arena> {
+        Ok(Arena { whole: Arc::new(Memory::zeroed(len, what)?), used: 0 })
+    }
+
+    /// The next `len` bytes.
+    ///
+    /// # Panics
+    /// Where there is no room for them.
+    pub(crate) fn take(&mut self, len: usize) -> Share {
+        let from = self.used;
+        self.used += len.next_multiple_of(LINE);
+        assert!(self.used <= self.whole.len(), "the arena was made too small");
+        Share { whole: Arc::clone(&self.whole), from, len }
     }
 }
 

@@ -31,11 +31,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use fornax_gguf::{TensorType, blocks};
 use fornax_plan::{Error, Result, WeightRef, q8};
 
-pub(crate) use activations::{Acts, Q8Rows, Q8View};
+pub(crate) use activations::{Acts, GROUP, Q8Rows, Q8View};
 pub(crate) use drive::Kernels;
 use drive::{Job, by_layout};
 use format::{Float, Format};
-pub(crate) use memory::Memory;
+use memory::Share;
+pub(crate) use memory::{Arena, Memory};
 pub(crate) use simd::TILE;
 
 use crate::isa::Isa;
@@ -156,34 +157,55 @@ fn foreign_shape(_cols: usize) -> Shape {
     Shape { unit: 1, head: 0, planes: 0, tile: 0 }
 }
 
+fn shape(w: &WeightRef) -> Shape {
+    let cols = w.cols as usize;
+    by_layout!(Layout::of(w.ty), block_shape, float_shape, foreign_shape, (cols))
+}
+
 /// A matrix, or one for each expert, ready to be multiplied.
 pub(crate) struct Matrix {
     layout: Layout,
     shape: Shape,
     /// Where it came from; read where there is no tile form.
     source: WeightRef,
-    data: Memory,
+    data: Share,
 }
 
 impl Matrix {
-    /// Packs a weight with the help of `threads` threads. Its bytes in the map are read once; where
-    /// [`Matrix::copied`] says so they are not needed afterwards.
+    /// Bytes that a weight takes when it is packed, whole cache lines; none where it stays in the
+    /// file.
     ///
     /// # Errors
     /// `is_unsupported` for a type that nothing here decodes; `is_malformed` where a row is not
-    /// whole blocks or the weight ends past its map; `is_out_of_memory`.
-    pub(crate) fn pack(w: &WeightRef, threads: usize) -> Result<Matrix> {
+    /// whole blocks or the weight ends past its map.
+    pub(crate) fn room(w: &WeightRef) -> Result<usize> {
         check(w)?;
-        let layout = Layout::of(w.ty);
-        let cols = w.cols as usize;
-        let shape = by_layout!(layout, block_shape, float_shape, foreign_shape, (cols));
         let tiles = (w.rows as usize).div_ceil(TILE) * w.experts as usize;
-        let data = Memory::zeroed(shape.tile * tiles, &w.name)?;
+        Ok(shape(w).tile.saturating_mul(tiles).next_multiple_of(64))
+    }
+
+    /// Packs a weight into the next [`Matrix::room`] of `arena` with the help of `threads`
+    /// threads. Its bytes in the map are read once; where [`Matrix::copied`] says so they are not
+    /// needed afterwards.
+    ///
+    /// # Errors
+    /// As [`Matrix::room`].
+    pub(crate) fn pack(w: &WeightRef, threads: usize, arena: &mut Arena) -> Result<Matrix> {
+        let data = arena.take(Matrix::room(w)?);
+        let (layout, shape) = (Layout::of(w.ty), shape(w));
         let matrix = Matrix { layout, shape, source: w.clone(), data };
         if layout != Layout::Foreign {
-            matrix.fill(threads.clamp(1, tiles.max(1)));
+            matrix.fill(threads.clamp(1, (matrix.tiles() * matrix.experts()).max(1)));
         }
         Ok(matrix)
+    }
+
+    /// Packs a weight into memory of its own.
+    ///
+    /// # Errors
+    /// As [`Matrix::pack`]; `is_out_of_memory`.
+    pub(crate) fn alone(w: &WeightRef, threads: usize) -> Result<Matrix> {
+        Matrix::pack(w, threads, &mut Arena::new(Matrix::room(w)?, &w.name)?)
     }
 
     /// Fills the tiles from the file, a piece at a time to whichever thread is free, and lets the
@@ -292,6 +314,11 @@ impl Matrix {
         if self.copied() { self.shape.tile } else { self.source.row_bytes() * TILE }
     }
 
+    /// Where a tile begins, to be read ahead; it need not exist.
+    pub(crate) fn start(&self, expert: usize, tile: usize) -> *const u8 {
+        self.data.as_ptr().wrapping_add((expert * self.tiles() + tile) * self.shape.tile)
+    }
+
     fn tile(&self, expert: usize, tile: usize) -> *const u8 {
         let at = (expert * self.tiles() + tile) * self.shape.tile;
         debug_assert!(at + self.shape.tile <= self.data.len());
@@ -300,7 +327,8 @@ impl Matrix {
 
     /// Multiplies the rows `act_rows` of `acts` with the tiles `tiles` of `expert`: output `o` of
     /// row `act_rows.start + i` goes to `out[i · stride + o]`. Only the outputs of these tiles are
-    /// written, none past [`Matrix::rows`]. Nothing is allocated.
+    /// written, none past [`Matrix::rows`]. Nothing is allocated. `then` is what the caller will
+    /// read next, as [`Matrix::start`] tells it; null for what follows in memory.
     ///
     /// # Safety
     /// `out` reaches all of these outputs, nobody else reads or writes them meanwhile, and 8-bit
@@ -318,6 +346,7 @@ impl Matrix {
         tiles: Range<usize>,
         out: *mut f32,
         stride: usize,
+        then: *const u8,
     ) {
         assert!(expert < self.experts() && tiles.end <= self.tiles());
         match acts {
@@ -331,10 +360,15 @@ impl Matrix {
             }
         }
         let acts = *acts;
+        let then = match then.is_null() {
+            true => self.start(expert, tiles.end),
+            false => then,
+        };
         // SAFETY: shapes were checked above, a table of kernels is handed out only where its tier
         // is available, and the rest is the caller's word.
         unsafe {
-            (kernels.multiply)(&Job { matrix: self, expert, acts, act_rows, tiles, out, stride });
+            let job = Job { matrix: self, expert, acts, act_rows, tiles, out, stride, then };
+            (kernels.multiply)(&job);
         }
     }
 
@@ -363,6 +397,24 @@ fn widen<F: Float>(matrix: &Matrix, row: usize, out: &mut [f32]) {
 fn decode(matrix: &Matrix, row: usize, out: &mut [f32]) {
     blocks::dequantize(matrix.source.ty, matrix.source.row(0, row), out)
         .expect("invariant: the type was tried when the matrix was made");
+}
+
+/// Asks for the cache line at an address, which may be any, where the processor has a word for it.
+#[inline(always)]
+pub(crate) fn prefetch(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: part of the architecture's base, and an address that cannot be read is passed over.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(at.cast());
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        std::arch::asm!("prfm pldl2keep, [{}]", in(reg) at, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = at;
 }
 
 /// Whether a matrix can be made of `ty`: by tiles, or decoded as it is multiplied.

@@ -123,7 +123,18 @@ fn product(matrix: &Matrix, isa: Isa, expert: usize, x: &[f32]) -> Vec<f32> {
     };
     let (tiles, at) = (0..matrix.tiles(), out.as_mut_ptr());
     // SAFETY: `out` has a place for every output.
-    unsafe { matrix.multiply(isa.kernels(), expert, &acts, 0..count, tiles, at, matrix.rows()) };
+    unsafe {
+        matrix.multiply(
+            isa.kernels(),
+            expert,
+            &acts,
+            0..count,
+            tiles,
+            at,
+            matrix.rows(),
+            std::ptr::null(),
+        )
+    };
     out
 }
 
@@ -155,7 +166,7 @@ fn check_against_decoded(ty: TensorType) {
     let dice = &mut Dice(7 + u64::from(ty.id()));
     for (rows, cols) in shapes(ty) {
         let w = weight(ty, 2, rows, cols, dice);
-        let matrix = Matrix::pack(&w, 2).unwrap();
+        let matrix = Matrix::alone(&w, 2).unwrap();
         let all = decoded(&w);
         let mut x = rows_of(3, cols as usize, dice);
         let experts: Vec<Vec<f32>> =
@@ -194,7 +205,7 @@ fn types_without_tiles_are_decoded_as_they_are_multiplied() {
     for ty in foreign {
         check_against_decoded(ty);
         let dice = &mut Dice(23);
-        let matrix = Matrix::pack(&weight(ty, 1, 17, 512, dice), 1).unwrap();
+        let matrix = Matrix::alone(&weight(ty, 1, 17, 512, dice), 1).unwrap();
         let x = rows_of(11, 512, dice);
         let want = bits(&product(&matrix, Isa::Scalar, 0, &x));
         for isa in Isa::available() {
@@ -209,7 +220,7 @@ fn rows_come_back_to_the_bit() {
     for &ty in TILED {
         for (rows, cols) in shapes(ty) {
             let w = weight(ty, 1, rows, cols, dice);
-            let matrix = Matrix::pack(&w, 1).unwrap();
+            let matrix = Matrix::alone(&w, 1).unwrap();
             let all = decoded(&w);
             let mut out = vec![0.0; cols as usize];
             for (row, want) in all.chunks(cols as usize).enumerate() {
@@ -228,7 +239,7 @@ fn every_tier_gives_the_bits_of_the_scalar_tier() {
     for &ty in TILED {
         for (rows, cols) in shapes(ty) {
             let w = weight(ty, 1, rows, cols, dice);
-            let matrix = Matrix::pack(&w, 1).unwrap();
+            let matrix = Matrix::alone(&w, 1).unwrap();
             for count in [1, 2, 3, 4, 7, 8, 19] {
                 let x = rows_of(count, cols as usize, dice);
                 let want = bits(&product(&matrix, Isa::Scalar, 0, &x));
@@ -247,7 +258,7 @@ fn rows_and_tiles_may_be_cut_anywhere() {
     for &ty in TILED {
         let cols = ty.block_len().max(32) * 2;
         let w = weight(ty, 1, 70, cols as u32, dice);
-        let matrix = Matrix::pack(&w, 1).unwrap();
+        let matrix = Matrix::alone(&w, 1).unwrap();
         let x = rows_of(21, cols, dice);
         for isa in Isa::available() {
             let whole = product(&matrix, isa, 0, &x);
@@ -273,7 +284,16 @@ fn rows_and_tiles_may_be_cut_anywhere() {
                     let at = cut[part.start * 70..].as_mut_ptr();
                     // SAFETY: `cut` has a place for every output.
                     unsafe {
-                        matrix.multiply(isa.kernels(), 0, &acts, part.clone(), tiles, at, 70);
+                        matrix.multiply(
+                            isa.kernels(),
+                            0,
+                            &acts,
+                            part.clone(),
+                            tiles,
+                            at,
+                            70,
+                            std::ptr::null(),
+                        );
                     }
                 }
             }
@@ -287,7 +307,7 @@ fn only_the_outputs_asked_for_are_written() {
     let dice = &mut Dice(9);
     for &ty in TILED {
         let cols = ty.block_len().max(32);
-        let matrix = Matrix::pack(&weight(ty, 1, 39, cols as u32, dice), 1).unwrap();
+        let matrix = Matrix::alone(&weight(ty, 1, 39, cols as u32, dice), 1).unwrap();
         let x = rows_of(1, cols, dice);
         for isa in Isa::available() {
             let want = product(&matrix, isa, 0, &x);
@@ -298,7 +318,18 @@ fn only_the_outputs_asked_for_are_written() {
             let acts = if matrix.takes_q8() { Acts::Q8(view) } else { Acts::F32 { x: &x, cols } };
             let mut out = [-7.0f32; 3 * TILE];
             // SAFETY: `out` has a place for every output.
-            unsafe { matrix.multiply(isa.kernels(), 0, &acts, 0..1, 1..3, out.as_mut_ptr(), 39) };
+            unsafe {
+                matrix.multiply(
+                    isa.kernels(),
+                    0,
+                    &acts,
+                    0..1,
+                    1..3,
+                    out.as_mut_ptr(),
+                    39,
+                    std::ptr::null(),
+                )
+            };
             assert!(out[..16].iter().chain(&out[39..]).all(|&v| v == -7.0), "{ty} on {isa}");
             assert_eq!(bits(&out[16..39]), bits(&want[16..]), "{ty} on {isa}");
         }
@@ -361,7 +392,7 @@ fn extreme_integers_do_not_overflow() {
             let (name, data) = (ty.to_string(), Arc::new(Mapping::from_vec(bytes)));
             let cols = cols as u32;
             let w = WeightRef { name, ty, cols, rows: 16, experts: 1, data, offset: 0 };
-            let matrix = Matrix::pack(&w, 1).unwrap();
+            let matrix = Matrix::alone(&w, 1).unwrap();
             let rising = |ix: u32| if ix.is_multiple_of(3) { 1.0 } else { -1.0 };
             for sign in [1.0f32, -1.0] {
                 let mut x: Vec<f32> = (0..2 * cols).map(|_| sign).collect();
@@ -380,7 +411,7 @@ fn extreme_integers_do_not_overflow() {
 fn tiles_are_no_larger_than_the_file_by_more_than_three_per_cent() {
     for &ty in TILED {
         let w = weight(ty, 1, 64, 2048, &mut Dice(19));
-        let matrix = Matrix::pack(&w, 1).unwrap();
+        let matrix = Matrix::alone(&w, 1).unwrap();
         let (have, file) = (matrix.bytes(), w.len_bytes());
         assert!(have * 100 <= file * 103, "{ty}: {have} bytes for {file}");
     }
@@ -390,9 +421,9 @@ fn tiles_are_no_larger_than_the_file_by_more_than_three_per_cent() {
 fn bad_weights_are_refused_by_name() {
     let mut w = weight(TensorType::Q8_0, 1, 16, 64, &mut Dice(1));
     w.rows = 17;
-    let error = Matrix::pack(&w, 1).unwrap_err();
+    let error = Matrix::alone(&w, 1).unwrap_err();
     assert!(error.is_malformed() && error.to_string().contains("Q8_0"), "{error}");
     let mut w = weight(TensorType::Q8_0, 1, 16, 64, &mut Dice(1));
     w.cols = 48;
-    assert!(Matrix::pack(&w, 1).unwrap_err().is_malformed());
+    assert!(Matrix::alone(&w, 1).unwrap_err().is_malformed());
 }
