@@ -58,6 +58,7 @@ fn what_mixes_address_spaces_or_types_does_not() {
         ("y[t] = nothing(1.0f);", false),
         ("y[t] = simd_sum(t == 0);", false),
         ("bfloat b = y[t]; y[t] = b;", false),
+        ("if constexpr (sizeof(float) == 4) { y[t] = 1.0f; }", true),
         ("y[t] = simd_shuffle(bfloat(1.0f), 1);", false),
         ("simdgroup_float8x8 m; simdgroup_load(m, h); y[t] = 0;", false),
         ("float sum; if (t > 3) { sum = 0; } y[t] = sum;", true),
