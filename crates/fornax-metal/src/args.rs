@@ -156,6 +156,41 @@ args! {
         bias: u32,
         residual: u32,
     }
+    /// `attention_append_*`: [`RopeArgs`] and [`AttentionArgs`]; `part` is the floats of a row's
+    /// shares.
+    AppendArgs {
+        rows: u32,
+        heads: u32,
+        kv_heads: u32,
+        k_width: u32,
+        v_width: u32,
+        block: u32,
+        stride: u32,
+        window: u32,
+        scale: f32,
+        softcap: f32,
+        splits: u32,
+        part: u32,
+        q_norm: u32,
+        k_norm: u32,
+        eps: f32,
+        pairs: u32,
+        halves: u32,
+        magnitude: f32,
+    }
+    /// `matvec_joined_*`: of shares of attention, `heads` of `width`.
+    JoinedArgs {
+        rows: u32,
+        cols: u32,
+        outs: u32,
+        bias: u32,
+        residual: u32,
+        heads: u32,
+        width: u32,
+        splits: u32,
+        part: u32,
+        sinks: u32,
+    }
     /// `argmax_parts`.
     PartsArgs { rows: u32, vocab: u32, parts: u32, }
     /// `argmax_pick`: as [`ArgmaxArgs`].

@@ -7,6 +7,7 @@ use fornax_plan::Result;
 
 use crate::api::{Buffer, Encoder, Grid, Pipeline, Slice};
 use crate::hazard::{Access, Touch, Tracker};
+use crate::policy::MATVEC_ROWS;
 
 /// Which barriers are written; all but `Tracked` exist for tests, which must see that a missing
 /// barrier shows.
@@ -105,6 +106,8 @@ pub(crate) struct Command {
     pub(crate) extent: Extent,
     /// The numbers of rows that it runs for; others are another command's.
     pub(crate) when: RangeInclusive<u32>,
+    /// Only for rounds of few rows, each of another sequence, or only for others; any where absent.
+    pub(crate) apart: Option<bool>,
     pub(crate) span: Span,
 }
 
@@ -114,6 +117,8 @@ pub(crate) struct Round<'a> {
     pub(crate) first: bool,
     pub(crate) rows: usize,
     pub(crate) wanted: usize,
+    /// No two of the rows are of one sequence.
+    pub(crate) apart: bool,
     /// The host wants logits or hidden rows back.
     pub(crate) copies: bool,
     pub(crate) base: usize,
@@ -191,8 +196,12 @@ impl Writer {
                 Extent::FirstWanted if round.first && round.copies => round.wanted,
                 Extent::FirstWanted => 0,
             };
+            let few = round.apart && round.rows <= MATVEC_ROWS as usize;
             // A grid of nothing is an error in Metal.
-            if rows > 0 && command.when.contains(&(rows as u32)) {
+            if rows > 0
+                && command.apart.is_none_or(|apart| apart == few)
+                && command.when.contains(&(rows as u32))
+            {
                 self.command(encoder, command, round, rows)?;
                 written += 1;
             }

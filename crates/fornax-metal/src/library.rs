@@ -58,13 +58,14 @@ pub(crate) static FAMILIES: &[Family] = &[
         plain: &[
             "activate",
             "matvec_any",
+            "matvec_joined_any",
             "qkv_any",
             "gated_mlp_any",
             "moe_route",
             "moe_gated",
             "moe_down",
         ],
-        weights: &["matvec", "qkv", "gated_mlp"],
+        weights: &["matvec", "matvec_joined", "qkv", "gated_mlp"],
         kv: &[],
     },
     Family {
@@ -87,6 +88,13 @@ pub(crate) static FAMILIES: &[Family] = &[
         plain: &["attention_reduce"],
         weights: &[],
         kv: &["attention_split", "attention_tiled"],
+    },
+    Family {
+        name: "append",
+        sources: &[source!("append")],
+        plain: &[],
+        weights: &[],
+        kv: &["attention_append"],
     },
     Family {
         name: "conv",
@@ -187,6 +195,7 @@ pub(crate) fn every_entry() -> impl Iterator<Item = (String, Vec<u32>)> {
     FAMILIES.iter().flat_map(Family::entries).map(|name| {
         let constants = match FAMILIES[family_of(&name).unwrap_or(0)].name {
             "attention" => vec![1, 4, 4],
+            "append" => vec![1, 4, 4, 4],
             "embed" | "matvec" | "matmul" => numbered(&[TensorType::Q2_K], &[2, 1, 4, 0]),
             _ => Vec::new(),
         };

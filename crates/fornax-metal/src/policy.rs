@@ -91,10 +91,11 @@ pub(crate) fn narrower(name: &str, constants: &[u32], threads: u32) -> Option<Na
     }
     let (mut constants, threads) = (constants.to_vec(), (threads / 2).next_multiple_of(32));
     if named(&["matvec_", "qkv_", "gated_mlp_"]) {
-        let [outs, _, simds, ..] = constants[..] else { return None };
+        let [outs, rows, simds, ..] = constants[..] else { return None };
         let simds = simds / 2;
         constants[2] = simds;
-        let fits = Tile { outs, simds }.fits();
+        // A thread for every sum in the end.
+        let fits = simds > 0 && 32 * simds >= outs * rows;
         return fits.then_some(Narrower { constants, threads, groups: 1 });
     }
     if named(&["rms_norm", "embed_"]) {
@@ -129,6 +130,23 @@ pub(crate) fn heads_tiled(group: u32, width: u32) -> u32 {
 /// Shares of the keys of one sequence at most, for a table of so many blocks.
 pub(crate) fn splits(blocks: u32) -> u32 {
     blocks.clamp(1, 32)
+}
+
+/// The same where the product that follows attention joins them, for so many threadgroups along
+/// the heads: enough for 40 cores and no more, since each is read by every threadgroup of that.
+pub(crate) fn joined_splits(groups: u32) -> u32 {
+    48_u32.div_ceil(groups.max(1)).next_power_of_two().min(16)
+}
+
+/// Simdgroups that share the keys of a threadgroup there.
+pub(crate) const APPEND_SIMDS: u32 = 4;
+
+/// The tile of the product that joins shares: more outputs than elsewhere for each time that the
+/// shares are read, as long as there are threadgroups for every core.
+pub(crate) fn joined_tile(outs: u32, cols: u32, rows: u32) -> Tile {
+    let most = if rows == 1 && outs >= 8 * 64 { 8 } else { 4 };
+    let simds = cols.div_ceil(16 * 32).next_power_of_two().clamp(2, 8);
+    Tile { outs: most, simds }
 }
 
 /// Parts of a row of logits.

@@ -16,6 +16,7 @@ use crate::hazard::Access::{self, Read};
 use crate::policy::Policy;
 use crate::{library, stub};
 
+mod append;
 mod attention;
 mod calls;
 mod conv;
@@ -139,6 +140,8 @@ struct Builder<'a> {
     stages: Vec<(&'static str, Buffer)>,
     /// The most rows of a step or a round.
     rows_max: usize,
+    /// What [`Command::apart`] is of the commands to come.
+    apart: Option<bool>,
     out: Prepared,
 }
 
@@ -197,6 +200,7 @@ pub(crate) fn prepare(
         ropes: ropes.collect::<Result<_>>()?,
         kv_type,
         stages: Vec::new(),
+        apart: None,
         rows_max: limits.rows.max(limits.wanted).max(limits.slots) as usize,
         out: Prepared {
             commands: Vec::new(),

@@ -137,6 +137,7 @@ impl MetalProgram {
             first: true,
             rows: batch.rows.len(),
             wanted: batch.wanted.len(),
+            apart: batch.spans.len() == batch.rows.len(),
             copies: batch.wanted.iter().any(wants_rows),
             base: 0,
             upload: frame.upload,
@@ -150,7 +151,7 @@ impl MetalProgram {
         writer.begin();
         let before = writer.asked();
         let mut commands = writer.round(&mut encoder, &prepared.commands, &round)?;
-        round.first = false;
+        (round.first, round.apart) = (false, true);
         round.base = shape.chain_base();
         (round.rows, round.wanted) = (frame.feed.chain.len(), frame.feed.chain.len());
         for _ in 1..frame.feed.rounds {

@@ -57,3 +57,4 @@ kernel void gated_mlp_any(device const uchar *gate [[buffer(0)]], device const u
 }
 
 KERNEL("matvec_any", matvec<Any<Type0>>)
+KERNEL("matvec_joined_any", matvec_joined<Any<Type0>>)

@@ -19,20 +19,89 @@ constant constexpr uint MOST_SIMDS = 8;
 // What a simdgroup leaves: its part of each output, then of each row's sum of squares.
 constant constexpr uint LEFT = TILE + MOST_ROWS;
 
-template <typename B>
-inline void products(device const uchar *matrix, device const float *x, device const float *norm, uint out0, uint outs,
-                     uint row0, uint rows, uint cols, uint lane, uint simd, threadgroup float *partial) {
+// Where x comes from: rows of floats.
+struct Plain {
+    device const float *x;
+    uint rows, cols;
+};
+
+// Eight elements of a row; what lies past the last row repeats it, and is not stored.
+inline void eight_of(Plain x, uint row, uint col, thread float *to) {
+    device const float *from = x.x + ulong(min(row, x.rows - 1)) * x.cols + col;
+    if (x.cols % 4 == 0) {
+        const float4 a = *(device const float4 *)from, b = *(device const float4 *)(from + 4);
+        to[0] = a.x, to[1] = a.y, to[2] = a.z, to[3] = a.w;
+        to[4] = b.x, to[5] = b.y, to[6] = b.z, to[7] = b.w;
+        return;
+    }
+    for (uint i = 0; i < 8; i++) {
+        to[i] = from[i];
+    }
+}
+
+inline float one_of(Plain x, uint row, uint col) {
+    return x.x[ulong(min(row, x.rows - 1)) * x.cols + col];
+}
+
+// Or shares of attention (see append.metal), joined as they are read: heads `width` wide, a multiple of eight.
+struct Shares {
+    device const float *parts;
+    device const uint *rows;
+    device const float *sinks;
+    uint count, heads, width, splits, part, sinked;
+};
+
+inline void eight_of(Shares x, uint row, uint col, thread float *to) {
+    row = min(row, x.count - 1);
+    for (uint i = 0; i < 8; i++) {
+        to[i] = 0;
+    }
+    if (x.rows[8 * row + 4] == 0) {
+        return;
+    }
+    const uint head = col / x.width;
+    device const float *mixes = x.parts + ulong(row) * x.part, *ends = mixes + ulong(x.heads) * x.splits * x.width;
+    mixes += ulong(head) * x.splits * x.width + col % x.width;
+    ends += head * x.splits * 2;
+    float top = x.sinked ? x.sinks[head] : -INFINITY;
+    for (uint s = 0; s < x.splits; s++) {
+        top = max(top, ends[2 * s]);
+    }
+    float total = x.sinked ? exp(x.sinks[head] - top) : 0.0f;
+    for (uint s = 0; s < x.splits; s++) {
+        if (ends[2 * s] == -INFINITY) {
+            continue;
+        }
+        const float weight = exp(ends[2 * s] - top);
+        total = fma(weight, ends[2 * s + 1], total);
+        device const float4 *mix = (device const float4 *)(mixes + s * x.width);
+        const float4 a = mix[0], b = mix[1];
+        to[0] = fma(weight, a.x, to[0]), to[1] = fma(weight, a.y, to[1]);
+        to[2] = fma(weight, a.z, to[2]), to[3] = fma(weight, a.w, to[3]);
+        to[4] = fma(weight, b.x, to[4]), to[5] = fma(weight, b.y, to[5]);
+        to[6] = fma(weight, b.z, to[6]), to[7] = fma(weight, b.w, to[7]);
+    }
+    for (uint i = 0; i < 8; i++) {
+        to[i] /= total;
+    }
+}
+
+inline float one_of(Shares x, uint row, uint col) {
+    float all[8];
+    eight_of(x, row, col / 8 * 8, all);
+    return all[col % 8];
+}
+
+template <typename B, typename X>
+inline void products_of(device const uchar *matrix, X x, device const float *norm, uint out0, uint outs, uint row0, uint cols,
+                        uint lane, uint simd, threadgroup float *partial) {
     float sum[TILE] = {0}, square[MOST_ROWS] = {0};
     for (uint pair = simd * 32 + lane; pair < cols / 16; pair += SIMDS * 32) {
         const uint run = first_run<B>(pair);
         float xs[MOST_ROWS][16];
         for (uint r = 0; r < ROWS; r++) {
-            // What lies past the end repeats the last, and is not stored.
-            device const float *from = x + ulong(min(row0 + r, rows - 1)) * cols + 8 * run;
-            for (uint i = 0; i < 8; i++) {
-                xs[r][i] = from[i];
-                xs[r][8 + i] = from[8 * B::GAP + i];
-            }
+            eight_of(x, row0 + r, 8 * run, xs[r]);
+            eight_of(x, row0 + r, 8 * (run + B::GAP), xs[r] + 8);
             for (uint i = 0; i < 16 && NORMED != 0; i++) {
                 square[r] = fma(xs[r][i], xs[r][i], square[r]);
                 xs[r][i] *= norm[8 * run + i % 8 + (i < 8 ? 0 : 8 * B::GAP)];
@@ -55,7 +124,7 @@ inline void products(device const uchar *matrix, device const float *x, device c
     const uint col = cols / 16 * 16 + lane;
     if (simd == 0 && col < cols) {
         for (uint r = 0; r < ROWS; r++) {
-            float v = x[ulong(min(row0 + r, rows - 1)) * cols + col];
+            float v = one_of(x, row0 + r, col);
             if (NORMED != 0) {
                 square[r] = fma(v, v, square[r]);
                 v *= norm[col];
@@ -78,6 +147,13 @@ inline void products(device const uchar *matrix, device const float *x, device c
             partial[simd * LEFT + TILE + r] = all;
         }
     }
+}
+
+template <typename B>
+inline void products(device const uchar *matrix, device const float *x, device const float *norm, uint out0, uint outs,
+                     uint row0, uint rows, uint cols, uint lane, uint simd, threadgroup float *partial) {
+    const Plain plain = {x, rows, cols};
+    products_of<B>(matrix, plain, norm, out0, outs, row0, cols, lane, simd, partial);
 }
 
 inline float gathered(threadgroup const float *partial, uint i) {
@@ -117,6 +193,31 @@ kernel void matvec(device const uchar *matrix [[buffer(0)]], device const float 
     v = args.softcap != 0 ? args.softcap * tanh(v / args.softcap) : v;
     const ulong at = ulong(r) * args.outs + o;
     out[at] = args.residual ? v + residual[at] : v;
+}
+
+struct JoinedArgs {
+    uint rows, cols, outs, bias, residual, heads, width, splits, part, sinks;
+};
+
+// The product that follows attention, of its shares: so that joining them is no dispatch and waits for nothing.
+template <typename B>
+kernel void matvec_joined(device const uchar *matrix [[buffer(0)]], device const float *parts [[buffer(1)]],
+                          device const uint *rows [[buffer(2)]], device const float *sinks [[buffer(3)]],
+                          device const float *bias [[buffer(4)]], device const float *residual [[buffer(5)]],
+                          device float *out [[buffer(6)]], constant JoinedArgs &args [[buffer(7)]],
+                          uint2 group [[threadgroup_position_in_grid]], uint t [[thread_index_in_threadgroup]],
+                          uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]]) {
+    threadgroup float partial[MOST_SIMDS * LEFT];
+    const uint out0 = group.x * OUTS, row0 = group.y * ROWS;
+    const Shares x = {parts, rows, sinks, args.rows, args.heads, args.width, args.splits, args.part, args.sinks};
+    products_of<B>(matrix, x, parts, out0, args.outs, row0, args.cols, lane, simd, partial);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    const uint o = out0 + t / ROWS, r = row0 + t % ROWS;
+    if (t < OUTS * ROWS && o < args.outs && r < args.rows) {
+        const float v = gathered(partial, t);
+        const ulong at = ulong(r) * args.outs + o;
+        out[at] = (args.bias ? v + bias[o] : v) + (args.residual ? residual[at] : 0.0f);
+    }
 }
 
 struct QkvArgs {
@@ -240,3 +341,15 @@ KERNEL("gated_mlp_q4_k", gated_mlp<Q4_K>)
 KERNEL("gated_mlp_q5_k", gated_mlp<Q5_K>)
 KERNEL("gated_mlp_q6_k", gated_mlp<Q6_K>)
 KERNEL("gated_mlp_mxfp4", gated_mlp<MXFP4>)
+KERNEL("matvec_joined_f32", matvec_joined<F32>)
+KERNEL("matvec_joined_f16", matvec_joined<F16>)
+KERNEL("matvec_joined_bf16", matvec_joined<BF16>)
+KERNEL("matvec_joined_q8_0", matvec_joined<Q8_0>)
+KERNEL("matvec_joined_q4_0", matvec_joined<Q4_0>)
+KERNEL("matvec_joined_q4_1", matvec_joined<Q4_1>)
+KERNEL("matvec_joined_q5_0", matvec_joined<Q5_0>)
+KERNEL("matvec_joined_q5_1", matvec_joined<Q5_1>)
+KERNEL("matvec_joined_q4_k", matvec_joined<Q4_K>)
+KERNEL("matvec_joined_q5_k", matvec_joined<Q5_K>)
+KERNEL("matvec_joined_q6_k", matvec_joined<Q6_K>)
+KERNEL("matvec_joined_mxfp4", matvec_joined<MXFP4>)

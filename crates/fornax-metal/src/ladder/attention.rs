@@ -249,3 +249,115 @@ fn a_ragged_prefill_keeps_sequences_apart() {
     scene.prefill(2);
     scene.decode(2, 2);
 }
+
+/// Shares as the kernels leave them, joined by plain arithmetic: rows × heads × v_width.
+fn joined(scene: &Scene, parts: &[f32], splits: usize, part: usize) -> Vec<f32> {
+    let (heads, vw) = (scene.heads, scene.vw);
+    let sink = scene.sink();
+    let mut out = Vec::new();
+    for (row, (_, _, left)) in scene.rows.iter().enumerate() {
+        let row = &parts[row * part..][..part];
+        for head in 0..heads {
+            let ends = &row[heads * splits * vw + head * splits * 2..][..splits * 2];
+            let sink = if scene.sinks { sink[head] } else { f32::NEG_INFINITY };
+            let top = ends.chunks(2).fold(sink, |m, e| m.max(e[0]));
+            let (mut total, mut mix) = ((sink - top).exp(), vec![0.0; vw]);
+            for (s, end) in ends.chunks(2).enumerate().filter(|(_, e)| e[0] > f32::NEG_INFINITY) {
+                let weight = (end[0] - top).exp();
+                total += weight * end[1];
+                let from = &row[(head * splits + s) * vw..][..vw];
+                mix.iter_mut().zip(from).for_each(|(m, v)| *m += weight * v);
+            }
+            out.extend(mix.iter().map(|m| if *left == 0 { 0.0 } else { m / total }));
+        }
+    }
+    out
+}
+
+impl Scene {
+    /// Decode where the kernel appends each row's own key and value first: of an attention whose
+    /// keys are what is in the pool, turned by nothing and not normed.
+    fn append(&self, together: usize, splits: usize, simds: u32) {
+        let rows = self.rows.len();
+        let part = (self.heads * splits * (self.vw + 2)).next_multiple_of(4);
+        let partials = room(rows * part);
+        let (keys, values) = (self.pool(1, self.kw), self.pool(2, self.vw));
+        // What is in the pool at a row's position is what the row brings.
+        let own = |pool: &[f32], width: usize| -> Vec<f32> {
+            let at = |(pos, seq, left): &(u32, u32, u32)| {
+                let n = if *left == 0 { 0 } else { *pos as usize };
+                self.block(*seq as usize, n / BLOCK) * BLOCK + n % BLOCK
+            };
+            let row = |r| pool[at(r) * self.kv_heads * width..][..self.kv_heads * width].to_vec();
+            self.rows.iter().flat_map(row).collect()
+        };
+        let (k, v) = (own(&keys, self.kw), own(&values, self.vw));
+        let [kept_k, kept_v] = [&keys, &values].map(|pool| self.stored(pool));
+        for (pool, width) in [(&kept_k, self.kw), (&kept_v, self.vw)] {
+            let token = self.kv_heads * width / self.ty.block_len() * self.ty.block_bytes();
+            for (pos, seq, _) in self.rows.iter().filter(|(.., left)| *left != 0) {
+                let n = *pos as usize;
+                let at = self.block(*seq as usize, n / BLOCK) * BLOCK + n % BLOCK;
+                pool.forget(at * token, token);
+            }
+        }
+        let a = self.args(splits as u32);
+        let args = [
+            [a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9]].as_slice(),
+            &[splits as u32, part as u32, 0, 0, 0, 0, 0, 1f32.to_bits()],
+        ]
+        .concat();
+        let constants = [&self.constants(together)[..], &[simds]].concat();
+        let grid = [splits as u32, (self.heads / together) as u32, rows as u32];
+        Run::new(&entry("attention_append", self.ty), &constants, grid, [32 * simds, 1, 1])
+            .floats(&self.queries())
+            .floats(&k)
+            .floats(&v)
+            .floats(&[0.0])
+            .floats(&[0.0])
+            .floats(&[0.0])
+            .words(&self.row_words())
+            .words(&self.tables())
+            .buffer(&kept_k)
+            .buffer(&kept_v)
+            .buffer(&partials)
+            .go(&args);
+        let mut parts = vec![0u8; 4 * rows * part];
+        partials.read(0, &mut parts).expect("a range inside");
+        let parts: Vec<f32> =
+            parts.chunks_exact(4).map(|b| f32::from_ne_bytes([b[0], b[1], b[2], b[3]])).collect();
+        let have = joined(self, &parts, splits, part);
+        close(&format!("append of {} wide", self.kw), &have, &self.expected(), 1e-4);
+        for (pool, all, width) in [(&kept_k, &keys, self.kw), (&kept_v, &values, self.vw)] {
+            for (pos, seq, _) in self.rows.iter().filter(|(.., left)| *left != 0) {
+                let n = *pos as usize;
+                let at = self.block(*seq as usize, n / BLOCK) * BLOCK + n % BLOCK;
+                let n = self.kv_heads * width;
+                let want: Vec<f64> = all[at * n..][..n].iter().map(|v| f64::from(*v)).collect();
+                close("appended", &super::pool_row(pool, self.ty, at * n, n), &want, 1e-6);
+            }
+        }
+    }
+}
+
+#[test]
+pub(super) fn the_append_and_the_first_stage_in_one() {
+    for (heads, kv_heads, kw, vw, keys, splits, simds) in [
+        (4, 2, 64, 64, 1, 1, 4),
+        (4, 2, 64, 64, 70, 3, 4),
+        (3, 1, 80, 80, 33, 2, 2),
+        (8, 1, 256, 256, 130, 4, 4),
+        (4, 2, 96, 32, 300, 8, 1),
+        (2, 2, 128, 128, 600, 16, 4),
+    ] {
+        for ty in [TensorType::F32, TensorType::F16] {
+            let scene = Scene { ty, ..Scene::new(heads, kv_heads, kw, vw, keys) };
+            scene.append(heads / kv_heads, splits, simds);
+            scene.append(1, splits, simds);
+        }
+    }
+    for (window, softcap) in [(1, 0.0), (9, 0.0), (64, 0.0), (0, 2.0)] {
+        let scene = Scene { window, softcap, ..Scene::new(4, 2, 32, 32, 90) };
+        scene.append(2, 3, 4);
+    }
+}

@@ -16,7 +16,7 @@ fn seen(barrier: BarrierId, test: impl Fn() + UnwindSafe) -> bool {
 
 #[test]
 fn removing_any_barrier_shows() {
-    let tests: [(&str, &str, fn()); 13] = [
+    let tests: [(&str, &str, fn()); 15] = [
         ("rms_norm", "rms_norm", rows::norm_of_rows_shorter_and_longer_than_a_threadgroup),
         ("matvec", "matvec_f32", linear::matvec_of_every_type),
         ("qkv", "qkv_f32", linear::qkv_of_every_type),
@@ -25,6 +25,12 @@ fn removing_any_barrier_shows() {
         ("gated_mlp_any", "gated_mlp_any", any::gates_of_several_types),
         ("moe_gated", "moe_gated", moe::experts_of_every_type),
         ("moe_down", "moe_down", moe::experts_of_several_types_and_rows),
+        ("matvec_joined", "matvec_joined_f32", linear::products_of_joined_shares),
+        (
+            "attention_append",
+            "attention_append_f32",
+            attention::the_append_and_the_first_stage_in_one,
+        ),
         ("matmul_small", "matmul_small_f32", linear::small_matmul_of_every_type),
         ("matmul_tiled", "matmul_tiled_f32", linear::tiled_matmul_of_every_type),
         ("rope_write", "rope_write_f32", rows::rope_and_append_in_one),
@@ -43,7 +49,7 @@ fn removing_any_barrier_shows() {
     }
     let all: usize = ["rms_norm", "matvec_f32", "matmul_small_f32", "norm_rope", "embed_f32"]
         .iter()
-        .chain(&["attention_reduce", "argmax_pick"])
+        .chain(&["attention_reduce", "attention_append_f32", "argmax_pick"])
         .map(|entry| library(entry).barriers().len())
         .sum();
     assert_eq!(removed, all, "barriers in functions that no test covers");

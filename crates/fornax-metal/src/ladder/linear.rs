@@ -344,3 +344,67 @@ fn embedding_of_every_type() {
         }
     }
 }
+
+/// Heads, their width, shares: what the product joins is what plain arithmetic makes of the shares.
+#[test]
+pub(super) fn products_of_joined_shares() {
+    for (n, ty) in WEIGHT_TYPES.iter().enumerate() {
+        for (heads, width, splits, rows, [o, r, s]) in [
+            (16usize, 16usize, 3usize, 1usize, [8u32, 1u32, 2u32]),
+            (4, 64, 16, 2, [4, 2, 4]),
+            (8, 32, 1, 4, [4, 4, 8]),
+        ] {
+            let m = Matrix::new(*ty, 13, heads * width, n as u64);
+            let part = (heads * splits * (width + 2)).next_multiple_of(4);
+            let mut parts = noise(21, rows * part);
+            let mut x = vec![0f32; rows * heads * width];
+            let sinks = noise(22, heads);
+            let sinked = n % 2 == 0;
+            for row in 0..rows {
+                for head in 0..heads {
+                    let row_parts = &mut parts[row * part..][..part];
+                    let ends = heads * splits * width + head * splits * 2;
+                    // Scores of any size, a share of no keys, sums of one key at least.
+                    for s in 0..splits {
+                        row_parts[ends + 2 * s] *= 20.0;
+                        row_parts[ends + 2 * s + 1] = 1.0 + row_parts[ends + 2 * s + 1].abs();
+                    }
+                    if splits > 2 {
+                        row_parts[ends + 2] = f32::NEG_INFINITY;
+                    }
+                    let sink = if sinked { f64::from(sinks[head]) } else { f64::NEG_INFINITY };
+                    let best = |s: usize| f64::from(row_parts[ends + 2 * s]);
+                    let top = (0..splits).map(best).fold(sink, f64::max);
+                    let weight = |s: usize| (best(s) - top).exp();
+                    let sum = |s: usize| weight(s) * f64::from(row_parts[ends + 2 * s + 1]);
+                    let total = (0..splits).map(sum).sum::<f64>() + (sink - top).exp();
+                    for d in 0..width {
+                        let mix = |s: usize| {
+                            weight(s) * f64::from(row_parts[(head * splits + s) * width + d])
+                        };
+                        let at = (row * heads + head) * width + d;
+                        x[at] = ((0..splits).map(mix).sum::<f64>() / total) as f32;
+                    }
+                }
+            }
+            let (bias, residual, out) = (noise(23, 13), noise(24, rows * 13), room(rows * 13));
+            let live: Vec<u32> = (0..rows).flat_map(|r| [0, 0, r as u32, 0, 1, 0, 0, 0]).collect();
+            let args = [rows, heads * width, 13, 1, 1, heads, width, splits, part, (n + 1) % 2];
+            let grid = [13u32.div_ceil(o), (rows as u32).div_ceil(r), 1];
+            Run::new(&entry("matvec_joined", *ty), &[o, r, s, 0], grid, [32 * s, 1, 1])
+                .buffer(&bytes(&m.data))
+                .floats(&parts)
+                .words(&live)
+                .floats(&sinks)
+                .floats(&bias)
+                .floats(&residual)
+                .buffer(&out)
+                .go(&args.map(|v| v as u32));
+            let mut want = m.product(&x);
+            for (i, w) in want.iter_mut().enumerate() {
+                *w += f64::from(bias[i % 13]) + f64::from(residual[i]);
+            }
+            within(&format!("joined {ty}"), &read_floats(&out, rows * 13), &want, &m, &x);
+        }
+    }
+}

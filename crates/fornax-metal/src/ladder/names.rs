@@ -9,9 +9,9 @@ use crate::library::{FAMILIES, family_of};
 #[test]
 fn constants_are_as_long_as_the_kernels_structures() {
     use crate::args::{
-        AttentionArgs, ConvArgs, CopyArgs, DownArgs, EmbedArgs, ExpertArgs, GatedArgs, KvWriteArgs,
-        MatmulArgs, NormArgs, PartsArgs, PickArgs, QkvArgs, RopeArgs, RopeWriteArgs, RouteArgs,
-        SelectArgs,
+        AppendArgs, AttentionArgs, ConvArgs, CopyArgs, DownArgs, EmbedArgs, ExpertArgs, GatedArgs,
+        JoinedArgs, KvWriteArgs, MatmulArgs, NormArgs, PartsArgs, PickArgs, QkvArgs, RopeArgs,
+        RopeWriteArgs, RouteArgs, SelectArgs,
     };
     let sizes = [
         ("embed_q8_0", size_of::<EmbedArgs>()),
@@ -34,6 +34,8 @@ fn constants_are_as_long_as_the_kernels_structures() {
         ("moe_route", size_of::<RouteArgs>()),
         ("moe_gated", size_of::<ExpertArgs>()),
         ("moe_down", size_of::<DownArgs>()),
+        ("attention_append_q8_0", size_of::<AppendArgs>()),
+        ("matvec_joined_q4_k", size_of::<JoinedArgs>()),
         ("argmax_parts", size_of::<PartsArgs>()),
         ("argmax_pick", size_of::<PickArgs>()),
     ];

@@ -42,6 +42,16 @@ impl Builder<'_> {
         let plan = self.plan;
         let mut at = 0;
         while let Some(op) = plan.ops.get(at) {
+            if self.appends(at)? {
+                // The ops one by one, for rounds that the two dispatches above are not for.
+                self.apart = Some(false);
+                self.lower_pair(at)?;
+                self.lower_op(at as u32 + 2, &plan.ops[at + 2])?;
+                self.lower_op(at as u32 + 3, &plan.ops[at + 3])?;
+                self.apart = None;
+                at += 4;
+                continue;
+            }
             if let Op::RmsNorm { x, weight, eps, residual: None, out } = *op
                 && let Some(next) = plan.ops.get(at + 1)
                 && self.folds(x, out, next)
@@ -52,12 +62,7 @@ impl Builder<'_> {
                 at += 2;
                 continue;
             }
-            if let Some(Op::KvWrite { k, v, kv }) = plan.ops.get(at + 1)
-                && let Op::QkNormRope { k_out, .. } = op
-                && k == k_out
-                && self.plan.uses(*k) == 1
-            {
-                self.rope_write(at as u32, op, *v, *kv)?;
+            if self.lower_pair(at)? {
                 at += 2;
                 continue;
             }
@@ -65,6 +70,20 @@ impl Builder<'_> {
             at += 1;
         }
         Ok(())
+    }
+
+    /// Lowers the rotation and the append at `at` as one dispatch, where they are that.
+    fn lower_pair(&mut self, at: usize) -> Result<bool> {
+        let plan = self.plan;
+        let pair = (plan.ops.get(at), plan.ops.get(at + 1));
+        let (Some(op @ Op::QkNormRope { k_out, .. }), Some(Op::KvWrite { k, v, kv })) = pair else {
+            return Ok(false);
+        };
+        if k != k_out || plan.uses(*k) != 1 {
+            return Ok(false);
+        }
+        self.rope_write(at as u32, op, *v, *kv)?;
+        Ok(true)
     }
 
     /// Whether the norm from `x` to `out` can be left to the next op.
@@ -177,7 +196,8 @@ impl Builder<'_> {
         };
         let span = Span { axes: e.axes, threads: e.threads };
         let (when, base_at) = (e.when, None);
-        let command = Command { op, pipeline, args, constants, base_at, extent, when, span };
+        let apart = self.apart;
+        let command = Command { op, pipeline, args, constants, base_at, extent, when, apart, span };
         self.out.commands.push(command);
         Ok(true)
     }

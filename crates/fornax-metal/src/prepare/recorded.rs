@@ -21,7 +21,8 @@ impl Builder<'_> {
         let pipeline = self.device.pipeline(name, &[])?;
         let (when, span) = (0..=u32::MAX, Span { axes: [Axis::Fixed(1); 3], threads: 1 });
         let base_at = None;
-        let command = Command { op, pipeline, args, constants, base_at, extent, when, span };
+        let apart = None;
+        let command = Command { op, pipeline, args, constants, base_at, extent, when, apart, span };
         self.out.commands.push(command);
         Ok(())
     }

@@ -89,8 +89,8 @@ fn a_layer_takes_few_commands_and_barriers() {
     let before = counts(&case);
     case.steps[1].iter_mut().for_each(|s| s.max_new += 1);
     let after = counts(&case);
-    // The layer: norm with qkv, rotation with the append, attention and its second stage, the
-    // output matrix, norm with the gated pair, the last matrix. Beside it: embedding, selection,
-    // norm, logits, and the two stages of the choice.
-    assert_eq!([after[0] - before[0], after[1] - before[1]], [7 + 6, 7 + 6]);
+    // The layer: norm with qkv; rotation, append and shares of attention; the output matrix that
+    // joins them; norm with the gated pair; the last matrix. Beside it: embedding, selection, norm,
+    // logits, and the two stages of the choice.
+    assert_eq!([after[0] - before[0], after[1] - before[1]], [5 + 6, 5 + 6]);
 }
