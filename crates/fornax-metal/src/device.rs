@@ -73,7 +73,7 @@ impl MetalDevice {
         });
         let device = opened.clone().map_err(Error::unsupported)?;
         device.health.check()?;
-        Ok(device)
+        Ok(MetalDevice { journal: Arc::default(), ..device })
     }
 
     /// A device that runs its recorded commands in the order that `seed` shuffles, checks that
@@ -171,7 +171,7 @@ impl MetalDevice {
         library::every_entry().map(build).try_fold(0, |n, built| built.map(|_| n + 1))
     }
 
-    fn open(&self) -> Result<api::Device> {
+    pub(crate) fn open(&self) -> Result<api::Device> {
         self.health.check()?;
         let health = Arc::clone(&self.health);
         Ok(api::Device::new(self.setup, self.backend.clone(), health))

@@ -191,7 +191,7 @@ fn every_parameter_has_its_attribute_and_buffers_are_numbered_as_they_are_bound(
                 assert!(types.insert(attribute, &p[0]).is_none(), "{file} {name}: {said} twice");
             }
             assert!(buffers <= 31, "{file} {name}: {buffers} buffers");
-            let last = parameters.iter().filter(|p| p.contains(&"buffer".to_string())).next_back();
+            let last = parameters.iter().rfind(|p| p.contains(&"buffer".to_string()));
             let last = last.expect("a buffer");
             assert!(
                 last[0] == "constant" && last.contains(&"&".to_string()),
