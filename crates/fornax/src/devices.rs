@@ -3,7 +3,7 @@
 
 use std::sync::OnceLock;
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use fornax_cpu::{CpuDevice, CpuOptions, Isa};
 use fornax_plan::reference::ReferenceDevice;
 use fornax_plan::{ActMode, Device, DeviceInfo, KvType};
@@ -48,6 +48,7 @@ impl Opened {
             DeviceName::Auto | DeviceName::Cpu => Ok(Opened::Cpu(cpu(config)?)),
             DeviceName::Reference => Ok(Opened::Reference(ReferenceDevice::default())),
             DeviceName::Metal => bail!("--device metal is not in this build; use cpu"),
+            DeviceName::MetalEmulated => Ok(Opened::Gpu(metal_emulated()?)),
             DeviceName::Cuda => Ok(Opened::Gpu(cuda()?)),
         }
     }
@@ -165,6 +166,24 @@ fn open_cuda() -> Result<Box<dyn Device>> {
 #[cfg(not(feature = "cuda"))]
 fn open_cuda() -> Result<Box<dyn Device>> {
     bail!("--device cuda is not in this build; use --device cpu")
+}
+
+/// The Metal kernels under the emulator: for tests and counts, so that only who names it meets it.
+///
+/// # Errors
+/// When there is no C++ compiler to compile them with.
+#[cfg(unix)]
+fn metal_emulated() -> Result<Box<dyn Device>> {
+    // One order of what is unordered: repeats agree.
+    const SEED: u64 = 1;
+    let device = fornax_metal::MetalDevice::emulated(SEED);
+    device.ready().context("--device metal-emulated")?;
+    Ok(Box::new(device))
+}
+
+#[cfg(not(unix))]
+fn metal_emulated() -> Result<Box<dyn Device>> {
+    bail!("--device metal-emulated is not in this build; use --device cpu")
 }
 
 /// What `open` gives, unless it failed before: then what it said.

@@ -9,6 +9,7 @@ use anyhow::{Result, bail};
 use fornax_engine::{Event, Model, Request, SampleParams, Session};
 use fornax_gguf::Gguf;
 use serde::Serialize;
+use serde_json::Value;
 
 use super::against;
 use super::start::{CHUNK, Started};
@@ -32,6 +33,8 @@ struct Report {
     /// FNV-1a of the generated ids of one repeat, in hexadecimal; all repeats agree.
     checksum: String,
     peak_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    step_report: Option<Value>,
 }
 
 /// Tokens a second.
@@ -65,6 +68,9 @@ pub(crate) fn bench(config: &Config, flags: &Bench) -> Result<()> {
     let started = start(config, flags)?;
     if let Some(Rival::LlamaCpp) = flags.against {
         return against::race(config, flags, &started, context);
+    }
+    if flags.step_report {
+        return counted(config, flags, &started, context);
     }
     let limit = started.announce(config)?;
     // The buffer of that measurement, and the making of a synthetic model, are no part of running one.
@@ -104,9 +110,45 @@ pub(crate) fn bench(config: &Config, flags: &Bench) -> Result<()> {
         tg: part(tg, flags.n, 1),
         checksum: format!("{:016x}", checksum(&ids)),
         peak_bytes: machine::peak_bytes(),
+        step_report: None,
     };
     started.profile(config, &mut session, &prompt, &ids)?;
     if flags.json { output::json(&report) } else { output::product(report.text().as_bytes()) }
+}
+
+/// One decoded token at the depth, counted: nothing is timed, and what lies before it was never computed.
+fn counted(config: &Config, flags: &Bench, started: &Started, context: usize) -> Result<()> {
+    let mut session = started.session(config, context)?;
+    let plan = started.model.plan();
+    let run = Runner::new(&mut session, plan.hyper.vocab, flags.d);
+    let (before, prompt) = (run.tokens(flags.d), run.tokens(flags.d + 1));
+    if !before.is_empty() {
+        session.pretend(plan, &before)?;
+    }
+    let mut ids = Vec::new();
+    session.generate(&request(&prompt, 1), |event| {
+        if let Event::Token { token, .. } = event {
+            ids.push(token);
+        }
+        ControlFlow::Continue(())
+    })?;
+    let info = started.device().info();
+    let counted = super::count::of(&session)?;
+    let report = Report {
+        model: started.name.clone(),
+        device: info.kind,
+        tier: info.tier,
+        threads: info.threads,
+        pp: None,
+        tg: None,
+        checksum: format!("{:016x}", checksum(&ids)),
+        peak_bytes: machine::peak_bytes(),
+        step_report: Some(super::count::json(&counted)),
+    };
+    if flags.json {
+        return output::json(&report);
+    }
+    output::product(super::count::text(&counted).as_bytes())
 }
 
 fn start(config: &Config, flags: &Bench) -> Result<Started> {

@@ -4,6 +4,7 @@
 mod against;
 mod bench;
 mod chat;
+mod count;
 mod devices;
 mod inspect;
 mod logits;

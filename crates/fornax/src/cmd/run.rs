@@ -27,6 +27,8 @@ struct Report<'a> {
     tg_tok_s: Option<f64>,
     limit_percent: Option<f64>,
     step_ms: Option<StepMs>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    step_report: Option<serde_json::Value>,
 }
 
 #[derive(Serialize)]
@@ -86,7 +88,16 @@ pub(crate) fn run(config: &Config, flags: &Run) -> Result<()> {
     let percent = rate.map(|(limit, rate)| limit.percent(started.bytes(), 1.0 / rate));
     conclude(config, &answer, percent);
     started.profile(config, &mut session, &tokens, &answer.ids)?;
-    if flags.json { output::json(&report(&answer, percent)) } else { Ok(()) }
+    if flags.step_report && !flags.json {
+        let text = super::count::text(&super::count::of(&session)?);
+        text.lines().for_each(|line| output::note(config, line));
+    }
+    if !flags.json {
+        return Ok(());
+    }
+    let counted = flags.step_report.then(|| super::count::of(&session)).transpose()?;
+    let step_report = counted.as_ref().map(super::count::json);
+    output::json(&Report { step_report, ..report(&answer, percent) })
 }
 
 /// The prompt on one device, the answer on another.
@@ -167,6 +178,7 @@ fn report(answer: &Answer, limit_percent: Option<f64>) -> Report<'_> {
             mean: steps.mean_s() * 1e3,
             max: steps.max_ms(),
         }),
+        step_report: None,
     }
 }
 

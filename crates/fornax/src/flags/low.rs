@@ -57,6 +57,8 @@ pub(crate) enum DeviceName {
     Cpu,
     Reference,
     Metal,
+    /// The Metal kernels under an emulator: to test and to count, very slow
+    MetalEmulated,
     Cuda,
 }
 
@@ -165,6 +167,9 @@ pub(crate) struct Run {
     /// Compute the answer there [default: as --device]
     #[arg(long, value_enum, value_name = "DEVICE")]
     pub(crate) decode_device: Option<DeviceName>,
+    /// Print what the last decoded token cost: dispatches, barriers, bytes (metal-emulated)
+    #[arg(long)]
+    pub(crate) step_report: bool,
     /// Print one JSON object instead of streaming
     #[arg(long)]
     pub(crate) json: bool,
@@ -232,6 +237,10 @@ pub(crate) struct Bench {
     /// Also write everything that was measured to a file
     #[arg(long, value_name = "FILE", requires = "against")]
     pub(crate) receipt: Option<PathBuf>,
+    /// Time nothing; decode one token at depth -d and print what it cost: dispatches, barriers,
+    /// bytes (metal-emulated)
+    #[arg(long, conflicts_with = "against")]
+    pub(crate) step_report: bool,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
