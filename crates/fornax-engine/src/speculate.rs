@@ -90,14 +90,14 @@ mod tests {
 
     #[test]
     fn the_longest_and_latest_occurrence_goes_on() {
-        assert_eq!(guess(&[], 4), []);
-        assert_eq!(guess(&[1, 2, 3], 4), []);
+        assert!(guess(&[], 4).is_empty());
+        assert!(guess(&[1, 2, 3], 4).is_empty());
         assert_eq!(guess(&[1, 2, 3, 4, 5, 1, 2, 3], 3), [4, 5, 1]);
         // The later one of equals.
         assert_eq!(guess(&[1, 2, 3, 7, 1, 2, 3, 8, 1, 2, 3], 1), [8]);
         // The longer one, though earlier.
         assert_eq!(guess(&[6, 1, 2, 3, 7, 1, 2, 3, 8, 6, 1, 2, 3], 1), [7]);
-        assert_eq!(guess(&[2, 3, 4, 2, 3], 4), [], "two tokens are too few");
+        assert!(guess(&[2, 3, 4, 2, 3], 4).is_empty(), "two tokens are too few");
     }
 
     #[test]

@@ -275,6 +275,8 @@ pub struct Stats {
     pub kv_blocks_used: u32,
     /// Blocks of that pool that hold only what may be found again; given up when needed.
     pub kv_blocks_cached: u32,
+    /// The most that [`Stats::kv_blocks_used`] has been.
+    pub kv_blocks_peak: u32,
     /// Blocks of every pool.
     pub kv_blocks_total: u32,
     /// Prompt tokens of the requests that were let in.

@@ -122,6 +122,7 @@ impl Core {
                 waiting: 0,
                 kv_blocks_used: 0,
                 kv_blocks_cached: 0,
+                kv_blocks_peak: 0,
                 kv_blocks_total: rules.kv.blocks,
                 prompt_tokens: 0,
                 prefix_hits: 0,
@@ -253,6 +254,7 @@ impl Core {
             let ended = self.sweep() || ended;
             return Ok(if ended { Turn::Worked } else { Turn::Idle });
         }
+        self.stats.kv_blocks_peak = self.stats.kv_blocks_peak.max(self.kv.usage().0);
         let began = self.clock.now();
         self.stats.step_since = Some(began);
         let ran = self.run();
@@ -321,9 +323,10 @@ impl Core {
         for i in 0..self.picks.len() {
             let at = self.picks[i].at;
             let seq = &mut self.running[at];
-            let known = seq.tokens.len() - std::mem::take(&mut seq.drafted);
-            seq.tokens.truncate(known);
-            if alone {
+            let drafted = std::mem::take(&mut seq.drafted);
+            seq.tokens.truncate(seq.tokens.len() - drafted);
+            // A wrong guess may have been what failed.
+            if alone && drafted == 0 {
                 seq.finish(End::Failed(Error::from_step(error)));
                 continue;
             }

@@ -283,6 +283,9 @@ impl Facts {
         if g.pool.is_some() && !self.hidden {
             return invalid("this model's plan hands out no hidden states".into());
         }
+        if g.pool.is_some() && (g.prompt_logprobs || g.constraint.is_some()) {
+            return invalid("a pooled hidden state comes without tokens or probabilities".into());
+        }
         // The last generated token is told and never run.
         let new = if g.max_new == u32::MAX || g.pool.is_some() { 1 } else { g.max_new };
         let needs = g.prompt.len() as u64 + u64::from(new.max(1)) - 1;

@@ -70,6 +70,12 @@ impl Core {
                 &out.hidden[row * self.hidden..][..self.hidden],
             );
         }
+        if seq.end.is_some() {
+            // The receiver wants no more: nothing of this step counts.
+            let known = seq.tokens.len() - std::mem::take(&mut seq.drafted);
+            seq.tokens.truncate(known);
+            return Ok(());
+        }
         if !pick.ends {
             seq.computed += pick.rows;
         } else if !seq.wants_token() {

@@ -3,10 +3,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod batching;
 mod cpu;
 mod fixture;
 mod golden;
 mod hostile;
 mod invariance;
+mod serve;
 mod sessions;
 mod snapshot;

@@ -1,0 +1,145 @@
+//! The same request gives the same ids and probabilities alone, in any batch, chunked, preempted,
+//! from a warm cache and with guesses: on the CPU and on the reference, for families with every
+//! kind of state.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fornax_engine::Model;
+use fornax_engine::SampleParams;
+use fornax_engine::serve::{Engine, Generation, ServeOptions};
+use fornax_plan::reference::ReferenceDevice;
+use fornax_plan::sample::uniform;
+use fornax_plan::{Device, KvType, TokenId};
+
+use crate::serve::{Answer, ask, channel_of, collect, cpu, model};
+
+/// A repeatable stream of numbers.
+struct Rng(u64, u32);
+
+impl Rng {
+    fn below(&mut self, n: usize) -> usize {
+        self.1 += 1;
+        ((uniform(self.0, self.1) * n as f32) as usize).min(n - 1)
+    }
+
+    fn of<T: Copy>(&mut self, all: &[T]) -> T {
+        all[self.below(all.len())]
+    }
+}
+
+/// Prompts at the edges of chunks and blocks; most begin alike, some repeat themselves.
+fn prompts(vocab: u32) -> Vec<Vec<TokenId>> {
+    let shared = |n: usize| (0..n as u32).map(|i| (i * 37 + 11) % vocab);
+    let mut all: Vec<Vec<TokenId>> =
+        [1, 15, 16, 31, 32, 33, 64, 70].iter().map(|n| shared(*n).collect()).collect();
+    all.push(shared(40).chain([1, 2, 3, 4]).collect());
+    all.push((0..45).map(|i| i % 5 + 3).collect());
+    all
+}
+
+fn generation(i: usize, prompt: &[TokenId]) -> Generation {
+    let mut g = Generation::new(prompt, 10 + 3 * (i as u32 % 5));
+    if i % 2 == 1 {
+        g.sample = SampleParams {
+            temperature: 0.8,
+            top_p: 0.95,
+            top_k: if i % 4 == 1 { 20 } else { 0 },
+            seed: i as u64,
+            repeat_penalty: if i % 3 == 0 { 1.2 } else { 1.0 },
+            ..SampleParams::default()
+        };
+    }
+    g.logprobs = [Some(0), Some(2), None][i % 3];
+    g.priority = (i % 3) as i32 / 2;
+    g
+}
+
+/// Ids and the bits of their log-probabilities.
+type Said = Vec<(TokenId, Option<u32>, Vec<(TokenId, u32)>)>;
+
+fn said(answer: &Answer) -> Said {
+    assert!(answer.failed.is_none(), "{:?}", answer.failed);
+    let bits = |t: &(TokenId, f32)| (t.0, t.1.to_bits());
+    let of = |t: &fornax_engine::serve::TokenUpdate| {
+        (t.id, t.logprob.map(f32::to_bits), t.top.iter().map(bits).collect())
+    };
+    answer.tokens.iter().map(of).collect()
+}
+
+fn check(model: &Arc<Model>, device: &dyn Device, kv_type: KvType, name: &str, schedules: u64) {
+    let prompts = prompts(model.plan().hyper.vocab);
+    let alone = ServeOptions {
+        max_running: 1,
+        prefix_cache: false,
+        speculate: false,
+        context: 128,
+        kv_type,
+        ..ServeOptions::default()
+    };
+    let engine = Engine::start(model.clone(), device, alone.clone()).unwrap();
+    let want: Vec<Said> =
+        prompts.iter().enumerate().map(|(i, p)| said(&ask(&engine, generation(i, p)))).collect();
+    let (mut preempted, mut hits, mut accepted) = (0, 0, 0);
+    for seed in 0..schedules {
+        let mut rng = Rng(seed, 0);
+        let options = ServeOptions {
+            max_running: rng.of(&[2, 3, 6, 10]),
+            kv_tokens: Some(rng.of(&[128, 160, 224, 640])),
+            step_rows: rng.of(&[8, 20, 64, 512]),
+            step_ms_busy: rng.of(&[0.5, 5.0, 30.0]),
+            prefix_cache: seed % 3 > 0,
+            speculate: seed % 2 == 0,
+            ..alone.clone()
+        };
+        let engine = Engine::start(model.clone(), device, options.clone()).unwrap();
+        for round in ["cold", "warm"] {
+            let mut order: Vec<usize> = (0..prompts.len()).collect();
+            order.rotate_left(rng.below(prompts.len()));
+            let mut open = Vec::new();
+            for i in order {
+                let (publish, updates) = channel_of();
+                engine.submit(generation(i, &prompts[i]), publish).unwrap();
+                open.push((i, updates));
+                if rng.below(3) == 0 {
+                    std::thread::sleep(Duration::from_millis(rng.below(4) as u64));
+                }
+            }
+            for (i, updates) in open {
+                let have = said(&collect(&updates));
+                assert_eq!(have, want[i], "{name}, schedule {seed} ({options:?}), {round}, {i}");
+            }
+        }
+        let stats = engine.stats();
+        assert!(stats.healthy, "{:?}", stats.fault);
+        preempted += stats.preemptions;
+        hits += stats.prefix_hits;
+        accepted += stats.accepted;
+        engine.shutdown(Duration::ZERO);
+        assert_eq!(engine.stats().kv_blocks_used, 0);
+    }
+    println!("{name}: {preempted} preempted, {hits} tokens found, {accepted} guesses right");
+    assert!(hits > 0, "{name}: nothing was found in the cache");
+}
+
+#[test]
+fn on_the_cpu_a_request_does_not_see_its_company() {
+    for name in
+        ["llama3-q8_0", "lfm2", "gemma3-q8_0", "mistral-swa", "qwen3moe", "mixtral", "gptoss-mxfp4"]
+    {
+        check(&model(name), &cpu(), KvType::F16, name, 6);
+    }
+}
+
+#[test]
+fn with_quantised_keys_too() {
+    check(&model("llama-kq-q4_0"), &cpu(), KvType::Q8_0, "llama-kq-q4_0", 3);
+}
+
+#[test]
+fn on_the_reference_with_blocks_of_any_length() {
+    for (name, kv_block) in [("llama3-q8_0", 16), ("lfm2", 8), ("mistral-swa", 64), ("lfm2", 96)] {
+        let device = ReferenceDevice { kv_block, ..ReferenceDevice::default() };
+        check(&model(name), &device, KvType::F32, &format!("{name}, blocks of {kv_block}"), 3);
+    }
+}
