@@ -62,8 +62,13 @@ impl Scene {
     }
 }
 
-fn stand_ins() -> [MetalDevice; 2] {
-    [MetalDevice::recorded(1), MetalDevice::emulated(1)]
+/// No real GPU: one that was told to be lost is lost to the whole process.
+fn stand_ins() -> Vec<MetalDevice> {
+    let mut all = vec![MetalDevice::recorded(1)];
+    if !cfg!(target_os = "macos") {
+        all.push(MetalDevice::emulated(1));
+    }
+    all
 }
 
 #[test]
@@ -182,8 +187,8 @@ fn two_thousand_generations_leave_nothing_behind() {
 }
 
 #[test]
-fn emulated_generations_leave_nothing_behind() {
-    let mut scene = Scene::new(MetalDevice::emulated(5));
+fn generations_of_the_kernels_leave_nothing_behind() {
+    let mut scene = Scene::new(crate::kernels(5));
     let right = scene.generate(0, 7, 1).unwrap();
     let held = scene.device.live_objects();
     for n in 0..50 {

@@ -5,6 +5,7 @@ use fornax_metal::{Family, MetalDevice};
 use fornax_plan::Device;
 use fornax_plan::conformance;
 
+#[cfg(not(target_os = "macos"))]
 fn held(device: &MetalDevice, families: &[&str]) -> usize {
     let cases = conformance::cases();
     let of = |name: &str| families.iter().any(|f| name.starts_with(f));
@@ -18,6 +19,7 @@ fn held(device: &MetalDevice, families: &[&str]) -> usize {
     })
 }
 
+#[cfg(not(target_os = "macos"))]
 #[test]
 fn products_norms_and_embeddings_run_in_few_threads() {
     // Sixty-four threads: no kernel for matrices fits, vectors take their rows by four.
@@ -25,6 +27,7 @@ fn products_norms_and_embeddings_run_in_few_threads() {
     assert!(held(&device, &["matmul/", "rms_norm/", "embed/"]) > 60);
 }
 
+#[cfg(not(target_os = "macos"))]
 #[test]
 fn what_has_no_narrower_variant_is_refused_by_name_at_load() {
     let device = MetalDevice::emulated(3).narrowed(128);
@@ -40,13 +43,13 @@ fn what_has_no_narrower_variant_is_refused_by_name_at_load() {
 
 #[test]
 fn every_kernel_can_be_built() {
-    assert!(MetalDevice::emulated(1).build_all().unwrap() > 90);
+    assert!(crate::kernels(1).build_all().unwrap() > 90);
 }
 
 #[test]
 fn every_family_gives_the_reference_its_tokens() {
     for family in [Family::Apple7, Family::Apple8, Family::Apple9, Family::Apple10] {
-        let device = MetalDevice::emulated(4).as_family(family);
+        let device = crate::kernels(4).as_family(family);
         conformance::check(&device, &conformance::proof(TensorType::Q8_0)).unwrap();
     }
 }

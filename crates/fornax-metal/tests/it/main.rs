@@ -6,3 +6,14 @@ mod emulated;
 mod faults;
 mod fits;
 mod proof;
+
+use fornax_metal::MetalDevice;
+
+/// What runs the kernel sources: the GPU of this Mac, elsewhere the emulator with that seed.
+fn kernels(seed: u64) -> MetalDevice {
+    if cfg!(target_os = "macos") {
+        MetalDevice::system().expect("on a Mac the kernels run on its GPU")
+    } else {
+        MetalDevice::emulated(seed)
+    }
+}
