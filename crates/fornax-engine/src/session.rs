@@ -11,7 +11,8 @@ use fornax_plan::{
 };
 
 use crate::error::{Error, Result};
-use crate::sampler::Sampler;
+use crate::sampler::{Sampler, SamplerParams};
+use crate::serve::{BitSet, Constraint};
 
 /// What a session is made for.
 #[derive(Clone, Debug)]
@@ -97,6 +98,32 @@ pub struct Session {
     out: StepOutput,
 }
 
+/// What an answer is held to, and the memory for what it allows.
+struct Held<'a> {
+    constraint: &'a mut dyn Constraint,
+    allowed: BitSet,
+}
+
+impl Held<'_> {
+    /// Takes every token out that may not come.
+    fn restrict(&mut self, stop: &[TokenId], logits: &mut [f32]) -> Result<()> {
+        self.constraint.mask(&mut self.allowed)?;
+        let may_end = self.constraint.may_end();
+        for &token in stop {
+            self.allowed.set(token, may_end);
+        }
+        if self.allowed.is_empty() {
+            return Err(Error::request("holding the answer to its grammar: no token can follow"));
+        }
+        for (token, logit) in (0..).zip(logits) {
+            if !self.allowed.contains(token) {
+                *logit = f32::NEG_INFINITY;
+            }
+        }
+        Ok(())
+    }
+}
+
 impl std::fmt::Debug for Session {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Session")
@@ -168,6 +195,34 @@ impl Session {
     pub fn generate(
         &mut self,
         request: &Request<'_>,
+        report: impl FnMut(Event) -> ControlFlow<()>,
+    ) -> Result<Finish> {
+        self.run(request, None, report)
+    }
+
+    /// As [`Session::generate`], with the answer held to a constraint; tokens are then chosen on the host. The end of
+    /// what the constraint allows is a stop.
+    ///
+    /// # Errors
+    /// As [`Session::generate`]; `is_request` where no token can follow.
+    pub fn generate_held(
+        &mut self,
+        request: &Request<'_>,
+        constraint: &mut dyn Constraint,
+        report: impl FnMut(Event) -> ControlFlow<()>,
+    ) -> Result<Finish> {
+        let params = SamplerParams { base: request.sample, ..SamplerParams::default() };
+        let plain = RefCell::new(Sampler::new(params)?);
+        let sampler = request.sampler.or(Some(&plain));
+        let request = Request { sampler, ..request.clone() };
+        let allowed = BitSet::new(self.vocab as usize);
+        self.run(&request, Some(Held { constraint, allowed }), report)
+    }
+
+    fn run(
+        &mut self,
+        request: &Request<'_>,
+        mut held: Option<Held<'_>>,
         mut report: impl FnMut(Event) -> ControlFlow<()>,
     ) -> Result<Finish> {
         let n = self.check(request.prompt)?;
@@ -193,12 +248,18 @@ impl Session {
         }
         let most = request.max_new.min(self.context - n as u32 + 1);
         for made in 1.. {
-            let (token, logprob) = self.chosen(request)?;
+            let (token, logprob) = self.chosen(request, held.as_mut())?;
             if request.stop.contains(&token) {
                 return Ok(Finish::Stop);
             }
             if report(Event::Token { token, logprob }).is_break() {
                 return Ok(Finish::Stop);
+            }
+            if let Some(Held { constraint, .. }) = &mut held {
+                constraint.accept(token)?;
+                if constraint.is_done() {
+                    return Ok(Finish::Stop);
+                }
             }
             if made >= most {
                 break;
@@ -215,13 +276,20 @@ impl Session {
     }
 
     /// The token that the last step's wanted row yields, and its log-probability where asked.
-    fn chosen(&mut self, request: &Request<'_>) -> Result<(TokenId, f32)> {
+    fn chosen(
+        &mut self,
+        request: &Request<'_>,
+        held: Option<&mut Held<'_>>,
+    ) -> Result<(TokenId, f32)> {
         let Some(sampler) = request.sampler else {
             let chosen = self.out.tokens.last().expect("invariant: a wanted row yields a token");
             return Ok((chosen.token, chosen.logprob));
         };
         let sum = if request.logprobs { log_sum_exp(&self.out.logits) } else { f64::NAN };
         let before = if request.logprobs { self.out.logits.clone() } else { Vec::new() };
+        if let Some(held) = held {
+            held.restrict(request.stop, &mut self.out.logits)?;
+        }
         let pos = self.held.len() as u32;
         let token = sampler.borrow_mut().choose(&mut self.out.logits, &self.held, pos)?;
         let logit = before.get(token as usize).copied().unwrap_or(f32::NAN);

@@ -12,12 +12,15 @@ use llguidance::toktrie::InferenceCapabilities;
 use llguidance::{Matcher, ParserFactory, panic_utils};
 use serde_json::json;
 
+use super::worker::ConstraintWorker;
 use super::{Grammar, gbnf, lark, limits, schema, trie};
 use crate::serve::{BitSet, Constraint};
 use crate::{Error, Result};
 
 /// Grammars that stay compiled; an agent sends the same few over and over.
 const KEPT: usize = 16;
+/// Threads that compute masks, for all requests of a model: a mask takes far less than a step.
+const WORKERS: usize = 1;
 
 /// Compiles grammars for one model.
 ///
@@ -26,7 +29,9 @@ const KEPT: usize = 16;
 pub struct Constrainer {
     tokenizer: Arc<Tokenizer>,
     factory: OnceLock<std::result::Result<ParserFactory, String>>,
-    kept: Mutex<VecDeque<(Grammar, Compiled)>>,
+    kept: Mutex<VecDeque<(String, Compiled)>>,
+    /// Where masks are computed ahead; none where no thread could be had.
+    worker: OnceLock<Option<Arc<ConstraintWorker>>>,
 }
 
 impl fmt::Debug for Constrainer {
@@ -39,6 +44,7 @@ impl fmt::Debug for Constrainer {
 #[derive(Clone)]
 pub struct Compiled {
     matcher: Arc<Mutex<Matcher>>,
+    worker: Option<Arc<ConstraintWorker>>,
 }
 
 impl fmt::Debug for Compiled {
@@ -54,6 +60,7 @@ impl Constrainer {
             tokenizer: Arc::clone(tokenizer),
             factory: OnceLock::new(),
             kept: Mutex::new(VecDeque::new()),
+            worker: OnceLock::new(),
         }
     }
 
@@ -65,17 +72,19 @@ impl Constrainer {
     /// `is_unsupported` where something in it cannot be enforced, by name and place; `is_request` where it is broken,
     /// too large, or allows nothing.
     pub fn compile(&self, grammar: &Grammar) -> Result<Compiled> {
+        check_size(grammar)?;
+        // Not the grammar itself: objects are equal whatever the order of their keys, and here it matters.
+        let key = format!("{grammar:?}");
         // Held throughout: hostile grammars wait for each other instead of taking all processors.
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(at) = kept.iter().position(|(known, _)| known == grammar) {
+        if let Some(at) = kept.iter().position(|(known, _)| *known == key) {
             let found = kept.remove(at).expect("invariant: the position is there");
             let compiled = found.1.clone();
             kept.push_front(found);
             return Ok(compiled);
         }
-        check_size(grammar)?;
         let compiled = on_deep_stack(grammar, || self.build(grammar))?;
-        kept.push_front((grammar.clone(), compiled.clone()));
+        kept.push_front((key, compiled.clone()));
         kept.truncate(KEPT);
         Ok(compiled)
     }
@@ -93,13 +102,25 @@ impl Constrainer {
             Ok(_) => return Err(nothing(grammar)),
             Err(e) => return Err(refusal(grammar, &e.to_string())),
         }
-        Ok(Compiled { matcher: Arc::new(Mutex::new(matcher)) })
+        let vocab = self.tokenizer.vocab_len();
+        let worker = || ConstraintWorker::new(WORKERS, vocab).ok().map(Arc::new);
+        let worker = self.worker.get_or_init(worker).clone();
+        Ok(Compiled { matcher: Arc::new(Mutex::new(matcher)), worker })
     }
 }
 
 impl Compiled {
-    /// The constraint of a request, at its start.
+    /// The constraint of a request, at its start. Its masks are computed on a thread of the [`Constrainer`], while the
+    /// model's step runs; the first one begins now.
     pub fn start(&self) -> Box<dyn Constraint> {
+        match &self.worker {
+            Some(worker) => worker.overlap(self.start_here()),
+            None => self.start_here(),
+        }
+    }
+
+    /// As [`Compiled::start`], each mask computed when and where it is asked for.
+    pub fn start_here(&self) -> Box<dyn Constraint> {
         let matcher = self.matcher.lock().unwrap_or_else(PoisonError::into_inner).deep_clone();
         Box::new(Running { matcher })
     }

@@ -1,6 +1,6 @@
 //! Regular expressions, choices, Lark, GBNF, and tokens that are no text.
 
-use fornax_engine::constrain::{ConstraintWorker, Grammar, lark};
+use fornax_engine::constrain::{Grammar, lark};
 use fornax_engine::serve::BitSet;
 use serde_json::json;
 
@@ -229,12 +229,10 @@ fn masks_computed_ahead_are_the_same_masks() {
     let schema = json!({"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "array", "items": {"type": "integer"}}}});
     for model in models() {
         let vocab = model.tokenizer.vocab_len();
-        let worker = ConstraintWorker::new(2, vocab).unwrap();
         let grammar = Grammar::JsonSchema(schema.clone());
         let mut random = Random(9);
-        let mut pairs: Vec<_> = (0..4)
-            .map(|_| (model.start(&grammar), worker.overlap(model.start(&grammar))))
-            .collect();
+        let compiled = model.constrainer.compile(&grammar).unwrap();
+        let mut pairs: Vec<_> = (0..4).map(|_| (compiled.start_here(), compiled.start())).collect();
         let (mut one, mut two) = (BitSet::new(vocab), BitSet::new(vocab));
         for _ in 0..30 {
             for (plain, ahead) in &mut pairs {

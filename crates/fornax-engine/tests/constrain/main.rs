@@ -5,5 +5,6 @@
 
 mod formats;
 mod hostile;
+mod random;
 mod schemas;
 mod walk;

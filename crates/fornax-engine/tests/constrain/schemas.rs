@@ -398,3 +398,20 @@ fn what_is_no_schema_or_allows_nothing_is_an_error() {
         assert!(e.is_err(), "{schema}");
     }
 }
+
+#[test]
+fn properties_come_in_the_order_of_the_schema() {
+    let model = &models()[0];
+    let of = |text: &str| Grammar::JsonSchema(serde_json::from_str(text).unwrap());
+    let (a, b) = (r#""a": {"type": "null"}"#, r#""b": {"type": "null"}"#);
+    let rest = r#""type": "object", "required": ["a", "b"]"#;
+    let ab = of(&format!("{{\"properties\": {{{a}, {b}}}, {rest}}}"));
+    let ba = of(&format!("{{\"properties\": {{{b}, {a}}}, {rest}}}"));
+    for _ in 0..2 {
+        assert!(
+            model.accepts(&ab, r#"{"a":null,"b":null}"#) && !model.accepts(&ab, r#"{"b":null"#)
+        );
+        assert!(model.accepts(&ba, r#"{"b":null,"a":null}"#));
+        assert!(!model.accepts(&ba, r#"{"a":null,"b":null}"#));
+    }
+}
