@@ -247,12 +247,12 @@ impl Core {
     /// What made the device useless; every request has to be ended then.
     pub(crate) fn turn(&mut self) -> Result<Turn, Error> {
         self.expire();
-        let ended = self.sweep();
+        self.sweep();
         self.admit()?;
         self.schedule()?;
         if self.picks.is_empty() {
-            let ended = self.sweep() || ended;
-            return Ok(if ended { Turn::Worked } else { Turn::Idle });
+            self.sweep();
+            return Ok(if self.over.is_empty() { Turn::Idle } else { Turn::Worked });
         }
         self.stats.kv_blocks_peak = self.stats.kv_blocks_peak.max(self.kv.usage().0);
         let began = self.clock.now();
@@ -363,9 +363,8 @@ impl Core {
         self.next_deadline = left.filter(|s| s.end.is_none()).filter_map(|s| s.deadline).min();
     }
 
-    /// Takes out the running requests that are over. True if there were any.
-    fn sweep(&mut self) -> bool {
-        let before = self.running.len();
+    /// Takes out the running requests that are over.
+    fn sweep(&mut self) {
         let mut at = 0;
         while at < self.running.len() {
             if self.running[at].end.is_none() {
@@ -376,7 +375,6 @@ impl Core {
             self.withdraw(&mut seq);
             self.over.push(seq);
         }
-        self.running.len() < before
     }
 
     /// Takes slot and blocks from a sequence.

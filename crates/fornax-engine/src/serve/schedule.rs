@@ -50,9 +50,12 @@ impl Core {
     pub(super) fn schedule(&mut self) -> Result<(), Error> {
         self.picks.clear();
         self.wants.clear();
-        if let Some(at) = self.running.iter().position(|s| s.suspect && s.end.is_none()) {
+        // One that finds no room gives way and is no suspect any more.
+        while let Some(at) = self.running.iter().position(|s| s.suspect && s.end.is_none()) {
             self.pick_prompt(at, usize::MAX, 0);
-            return Ok(());
+            if !self.picks.is_empty() {
+                return Ok(());
+            }
         }
         self.pick_decodes();
         if self.rules.speculate {
