@@ -11,7 +11,7 @@ use fornax_plan::{
     WeightRef,
 };
 
-use crate::matrix::{Arena, Matrix};
+use crate::matrix::{Arena, Matrix, fill, give_back};
 use crate::stages::{Group, space};
 
 /// Bytes of weights that one claimed piece of work should read at least: a claim costs a cache
@@ -231,16 +231,17 @@ impl Weights {
         for w in &order {
             room = room.saturating_add(Matrix::room(w)?);
         }
-        let mut all = Weights::default();
+        give_back();
         let mut arena = Arena::new(room, "the weights")?;
-        for w in order {
-            let matrix = Matrix::pack(w, threads, &mut arena)?;
-            if matrix.copied() {
-                w.data.release(w.offset..w.offset + w.len_bytes());
-            }
-            all.matrices.insert(key(w), Arc::new(matrix));
+        let place = |w| Ok(Arc::new(Matrix::place(w, &mut arena)?));
+        let matrices = order.iter().copied().map(place).collect::<Result<Vec<_>>>()?;
+        fill(&matrices.iter().map(|m| &**m).collect::<Vec<_>>(), threads);
+        for w in &order {
+            // Whatever else of the file was read is read again if it is needed again.
+            w.data.release(0..w.data.len());
         }
-        Ok(all)
+        let matrices = order.iter().map(|w| key(w)).zip(matrices).collect();
+        Ok(Weights { matrices, vectors: HashMap::new() })
     }
 
     pub(crate) fn bytes(&self) -> u64 {

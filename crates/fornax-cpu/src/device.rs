@@ -84,6 +84,39 @@ impl CpuDevice {
         let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
         crate::stream::read_rate(&mut pool, bytes)
     }
+
+    /// Measures how many multiplications and additions of 8-bit integers all threads together do
+    /// a second with the dot products of AVX-512 (VNNI), on registers alone: the bound on prompts
+    /// without AMX. Takes some 30 ms. None where the processor has no such instructions.
+    ///
+    /// # Errors
+    /// `is_lost` where a thread failed.
+    pub fn vnni_rate(&self) -> Result<Option<f64>> {
+        #[cfg(target_arch = "x86_64")]
+        if Isa::Avx512Vnni.is_available() {
+            // SAFETY: the tier is available.
+            let busy = |rounds| unsafe { matrix::avx512::busy(rounds) };
+            let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
+            return crate::stream::op_rate(&mut pool, busy).map(Some);
+        }
+        Ok(None)
+    }
+
+    /// The same with the tiles of AMX, whether this device uses them or not. None where they are
+    /// not there, or the system does not grant them.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn amx_rate(&self) -> Result<Option<f64>> {
+        #[cfg(target_arch = "x86_64")]
+        if Isa::Amx.is_available() {
+            // SAFETY: the tier is available.
+            let busy = |rounds| unsafe { matrix::amx::busy(rounds / 8) };
+            let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
+            return crate::stream::op_rate(&mut pool, busy).map(Some);
+        }
+        Ok(None)
+    }
 }
 
 impl Device for CpuDevice {

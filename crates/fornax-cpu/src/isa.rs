@@ -15,6 +15,8 @@ pub enum Isa {
     Avx2,
     /// x86-64 with AVX-512 F, BW, DQ, VL and VNNI.
     Avx512Vnni,
+    /// The same with AMX tiles of 8-bit integers for many rows at once.
+    Amx,
     /// 64-bit Arm as it comes.
     Neon,
     /// 64-bit Arm with the dot-product instructions.
@@ -25,8 +27,15 @@ pub enum Isa {
 
 impl Isa {
     /// Every tier, of whatever architecture.
-    pub const ALL: &'static [Isa] =
-        &[Isa::Scalar, Isa::Avx2, Isa::Avx512Vnni, Isa::Neon, Isa::NeonDotprod, Isa::NeonI8mm];
+    pub const ALL: &'static [Isa] = &[
+        Isa::Scalar,
+        Isa::Avx2,
+        Isa::Avx512Vnni,
+        Isa::Amx,
+        Isa::Neon,
+        Isa::NeonDotprod,
+        Isa::NeonI8mm,
+    ];
 
     /// The name that flags and reports use.
     pub const fn name(self) -> &'static str {
@@ -34,6 +43,7 @@ impl Isa {
             Isa::Scalar => "scalar",
             Isa::Avx2 => "avx2",
             Isa::Avx512Vnni => "avx512vnni",
+            Isa::Amx => "amx",
             Isa::Neon => "neon",
             Isa::NeonDotprod => "neon_dotprod",
             Isa::NeonI8mm => "neon_i8mm",
@@ -64,6 +74,9 @@ impl Isa {
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512vnni")
             }
+            // Asked of the system and tried out, once.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => Isa::Avx512Vnni.is_available() && crate::matrix::amx::works(),
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => std::arch::is_aarch64_feature_detected!("neon"),
             #[cfg(target_arch = "aarch64")]

@@ -1,7 +1,8 @@
-//! How fast the memory can be read by the pool's threads: the yardstick that decoding is held
-//! against. It knows no model.
+//! How fast the pool's threads can read memory and multiply in registers: the yardsticks that
+//! decoding and prompts are held against. It knows no model.
 
 use std::hint::black_box;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use fornax_plan::{Error, Result};
@@ -52,6 +53,27 @@ pub(crate) fn read_rate(pool: &mut Pool, bytes: usize) -> Result<f64> {
         best = best.min(since.elapsed().as_secs_f64());
     }
     Ok(bytes as f64 / best)
+}
+
+/// Multiplications and additions a second of all threads together, the best of a few short runs
+/// of `busy`, which takes a number of rounds and returns how many operations they were.
+pub(crate) fn op_rate(pool: &mut Pool, busy: impl Fn(usize) -> usize + Sync) -> Result<f64> {
+    /// About a millisecond or two.
+    const ROUNDS: usize = 1 << 18;
+    const RUNS: usize = 12;
+    let done = AtomicUsize::new(0);
+    let mut best = 0f64;
+    for _ in 0..RUNS {
+        done.store(0, Ordering::Relaxed);
+        let since = Instant::now();
+        pool.run(&|_| {
+            done.fetch_add(busy(ROUNDS), Ordering::Relaxed);
+            Ok(())
+        })
+        .map_err(|cause| Error::lost(format!("cpu: measuring the processor: {cause}")))?;
+        best = best.max(done.load(Ordering::Relaxed) as f64 / since.elapsed().as_secs_f64());
+    }
+    Ok(best)
 }
 
 /// The buffer's address.

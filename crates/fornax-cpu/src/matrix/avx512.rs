@@ -202,3 +202,20 @@ super::drive::tier!(
     float rows 4,
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 );
+
+/// Multiplies in registers, twelve sums in flight; returns multiplications and additions.
+///
+/// # Safety
+/// The tier is available.
+#[target_feature(enable = "avx512f,avx512vnni")]
+pub(crate) unsafe fn busy(rounds: usize) -> usize {
+    let mut sums = [_mm512_set1_epi32(1); 12];
+    let (w, x) = (std::hint::black_box(_mm512_set1_epi8(3)), _mm512_set1_epi8(5));
+    for _ in 0..rounds {
+        for sum in &mut sums {
+            *sum = _mm512_dpbusd_epi32(*sum, w, x);
+        }
+    }
+    std::hint::black_box(sums);
+    rounds * 12 * 2 * 64
+}

@@ -30,6 +30,13 @@ pub(super) struct Job<'a> {
 }
 
 impl Job<'_> {
+    /// The same for some of its rows.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn of_rows(&self, act_rows: Range<usize>) -> Self {
+        let out = self.out.wrapping_add((act_rows.start - self.act_rows.start) * self.stride);
+        Job { act_rows, out, ..self.clone() }
+    }
+
     /// The outputs of tile `tile` for row `row`.
     pub(super) fn out(&self, tile: usize, row: usize) -> Out {
         let columns = self.matrix.rows() - tile * TILE;

@@ -30,6 +30,12 @@ use super::simd::{QUADS, Range, Simd, TILE};
 pub(super) struct Decoded<S: Simd> {
     /// Quad `j` of the sixteen rows, in the tier's own form.
     pub(super) w: [S::Bytes; QUADS],
+    pub(super) scales: Scales<S>,
+}
+
+/// What the integers of a block stand for.
+#[derive(Clone, Copy)]
+pub(super) struct Scales<S: Simd> {
     /// Per row, the scale; the second is that of the last sixteen weights where the format has
     /// one for each half.
     pub(super) scale: [S::Floats; 2],
@@ -76,7 +82,7 @@ pub(super) trait Format: Range + 'static {
                 *v = S::ready::<Self>(*v);
             }
             let (scale, min) = Self::scales::<S>(unit, at);
-            Decoded { w, scale, min }
+            Decoded { w, scales: Scales { scale, min } }
         }
     }
 

@@ -10,7 +10,7 @@
 //! float formats).
 
 use super::activations::ActBlock;
-use super::format::{Decoded, Float, Format};
+use super::format::{Decoded, Float, Format, Scales};
 use super::prefetch;
 use super::simd::{BLOCK, QUADS, Simd, TILE};
 
@@ -131,10 +131,10 @@ unsafe fn add_block<S: Simd, F: Format>(
         if F::HALVES {
             let first = S::dot::<F, { QUADS / 2 }>(&block.w, 0, x);
             let second = S::dot::<F, { QUADS / 2 }>(&block.w, QUADS / 2, x);
-            scaled::<S, F>(acc, block, [first, second], x)
+            scaled::<S, F>(acc, &block.scales, [first, second], x)
         } else {
             let sum = S::dot::<F, QUADS>(&block.w, 0, x);
-            scaled::<S, F>(acc, block, [sum, sum], x)
+            scaled::<S, F>(acc, &block.scales, [sum, sum], x)
         }
     }
 }
@@ -161,8 +161,8 @@ unsafe fn add_pair<S: Simd, F: Format>(
             (sums, sums)
         };
         [
-            scaled::<S, F>(acc[0], block, [first[0], second[0]], x[0]),
-            scaled::<S, F>(acc[1], block, [first[1], second[1]], x[1]),
+            scaled::<S, F>(acc[0], &block.scales, [first[0], second[0]], x[0]),
+            scaled::<S, F>(acc[1], &block.scales, [first[1], second[1]], x[1]),
         ]
     }
 }
@@ -172,9 +172,9 @@ unsafe fn add_pair<S: Simd, F: Format>(
 /// # Safety
 /// `x` is a record, and the tier is available.
 #[inline(always)]
-unsafe fn scaled<S: Simd, F: Format>(
+pub(super) unsafe fn scaled<S: Simd, F: Format>(
     acc: S::Floats,
-    block: &Decoded<S>,
+    block: &Scales<S>,
     sums: [S::Ints; 2],
     x: *const ActBlock,
 ) -> S::Floats {
@@ -259,8 +259,8 @@ pub(super) unsafe fn unpack_row<S: Simd<Bytes = [u8; 64], Floats = [f32; 16]>, F
         for (col, out) in out.iter_mut().enumerate() {
             let q = block.w[col / 4][row * 4 + col % 4] as i8;
             let half = usize::from(F::HALVES && col >= 16);
-            let plain = block.scale[half][row] * f32::from(q);
-            *out = if F::MINIMA { plain + block.min[half][row] } else { plain };
+            let plain = block.scales.scale[half][row] * f32::from(q);
+            *out = if F::MINIMA { plain + block.scales.min[half][row] } else { plain };
         }
     }
 }

@@ -8,9 +8,13 @@
 
 mod activations;
 #[cfg(target_arch = "x86_64")]
+pub(crate) mod amx;
+#[cfg(all(test, target_arch = "x86_64"))]
+mod amx_tests;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
-mod avx512;
+pub(crate) mod avx512;
 mod drive;
 mod foreign;
 mod format;
@@ -36,7 +40,7 @@ pub(crate) use drive::Kernels;
 use drive::{Job, by_layout};
 use format::{Float, Format};
 use memory::Share;
-pub(crate) use memory::{Arena, Memory};
+pub(crate) use memory::{Arena, Memory, give_back};
 pub(crate) use simd::TILE;
 
 use crate::isa::Isa;
@@ -53,6 +57,8 @@ impl Isa {
             Isa::Avx2 => &avx2::KERNELS,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Vnni => &avx512::KERNELS,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => &amx::KERNELS,
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => &neon::widening::KERNELS,
             #[cfg(target_arch = "aarch64")]
@@ -184,57 +190,43 @@ impl Matrix {
         Ok(shape(w).tile.saturating_mul(tiles).next_multiple_of(64))
     }
 
-    /// Packs a weight into the next [`Matrix::room`] of `arena` with the help of `threads`
-    /// threads. Its bytes in the map are read once; where [`Matrix::copied`] says so they are not
-    /// needed afterwards.
+    /// A weight in the next [`Matrix::room`] of `arena`, still to be filled by [`fill`].
     ///
     /// # Errors
     /// As [`Matrix::room`].
-    pub(crate) fn pack(w: &WeightRef, threads: usize, arena: &mut Arena) -> Result<Matrix> {
+    pub(crate) fn place(w: &WeightRef, arena: &mut Arena) -> Result<Matrix> {
         let data = arena.take(Matrix::room(w)?);
-        let (layout, shape) = (Layout::of(w.ty), shape(w));
-        let matrix = Matrix { layout, shape, source: w.clone(), data };
-        if layout != Layout::Foreign {
-            matrix.fill(threads.clamp(1, (matrix.tiles() * matrix.experts()).max(1)));
-        }
-        Ok(matrix)
+        Ok(Matrix { layout: Layout::of(w.ty), shape: shape(w), source: w.clone(), data })
     }
 
     /// Packs a weight into memory of its own.
     ///
     /// # Errors
-    /// As [`Matrix::pack`]; `is_out_of_memory`.
+    /// As [`Matrix::room`]; `is_out_of_memory`.
     pub(crate) fn alone(w: &WeightRef, threads: usize) -> Result<Matrix> {
-        Matrix::pack(w, threads, &mut Arena::new(Matrix::room(w)?, &w.name)?)
+        let matrix = Matrix::place(w, &mut Arena::new(Matrix::room(w)?, &w.name)?)?;
+        fill(&[&matrix], threads);
+        Ok(matrix)
     }
 
-    /// Fills the tiles from the file, a piece at a time to whichever thread is free, and lets the
-    /// file's pages of every piece go, so that no matrix is resident twice as a whole.
-    fn fill(&self, threads: usize) {
+    /// Tiles, over all experts, that one thread fills at a time.
+    fn piece(&self) -> usize {
         const PIECE_BYTES: usize = 1 << 20;
-        let tiles = self.tiles() * self.experts();
-        let take = (PIECE_BYTES / (TILE * self.source.row_bytes()).max(1)).clamp(1, 4096);
-        let next = AtomicUsize::new(0);
-        let work = || {
-            loop {
-                let from = next.fetch_add(take, Ordering::Relaxed);
-                if from >= tiles {
-                    break;
-                }
-                let to = (from + take).min(tiles);
-                for tile in from..to {
-                    // SAFETY: every tile is taken once, by one thread.
-                    unsafe { self.fill_tile(tile / self.tiles(), tile % self.tiles()) };
-                }
-                self.source.data.release(self.source_bytes(from)..self.source_bytes(to));
-            }
-        };
-        std::thread::scope(|scope| {
-            for _ in 1..threads {
-                scope.spawn(work);
-            }
-            work();
-        });
+        (PIECE_BYTES / (TILE * self.source.row_bytes()).max(1)).clamp(1, 4096)
+    }
+
+    /// Fills some tiles from the file and lets its pages go, so that no matrix is resident twice
+    /// as a whole.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes these tiles meanwhile.
+    unsafe fn fill_piece(&self, from: usize) {
+        let to = (from + self.piece()).min(self.tiles() * self.experts());
+        for tile in from..to {
+            // SAFETY: the caller's word.
+            unsafe { self.fill_tile(tile / self.tiles(), tile % self.tiles()) };
+        }
+        self.source.data.release(self.source_bytes(from)..self.source_bytes(to));
     }
 
     /// Where in its map the rows of a tile begin, tiles counted over all experts.
@@ -380,6 +372,30 @@ impl Matrix {
         assert!(row < self.rows() && out.len() == self.cols(), "{}: row", self.source.name);
         by_layout!(self.layout, unpack, widen, decode, (self, row, out));
     }
+}
+
+/// Fills matrices that were placed, a piece at a time to whichever of `threads` threads is free.
+/// Their bytes in the map are read once; where [`Matrix::copied`] says so they are not needed
+/// afterwards.
+pub(crate) fn fill(matrices: &[&Matrix], threads: usize) {
+    let mut pieces = Vec::new();
+    for matrix in matrices.iter().filter(|m| m.copied()) {
+        let tiles = matrix.tiles() * matrix.experts();
+        pieces.extend((0..tiles).step_by(matrix.piece()).map(|from| (*matrix, from)));
+    }
+    let next = AtomicUsize::new(0);
+    let work = || {
+        while let Some((matrix, from)) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
+            // SAFETY: every piece is taken once, by one thread.
+            unsafe { matrix.fill_piece(*from) };
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads.min(pieces.len()) {
+            scope.spawn(work);
+        }
+        work();
+    });
 }
 
 fn unpack<F: Format>(matrix: &Matrix, row: usize, out: &mut [f32]) {

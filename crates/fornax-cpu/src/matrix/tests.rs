@@ -9,7 +9,7 @@ use fornax_plan::{WeightRef, q8};
 use super::{Acts, Matrix, Q8Rows, TILE};
 use crate::isa::Isa;
 
-const TILED: &[TensorType] = &[
+pub(super) const TILED: &[TensorType] = &[
     TensorType::Q8_0,
     TensorType::Q4_0,
     TensorType::Q4_1,
@@ -29,7 +29,7 @@ const TILED: &[TensorType] = &[
 ];
 
 /// Numbers that are the same on every run (xorshift64*).
-struct Dice(u64);
+pub(super) struct Dice(pub(super) u64);
 
 impl Dice {
     fn next(&mut self) -> u32 {
@@ -89,13 +89,19 @@ fn bytes_of(ty: TensorType, elements: usize, dice: &mut Dice) -> Vec<u8> {
     bytes
 }
 
-fn weight(ty: TensorType, experts: u32, rows: u32, cols: u32, dice: &mut Dice) -> WeightRef {
+pub(super) fn weight(
+    ty: TensorType,
+    experts: u32,
+    rows: u32,
+    cols: u32,
+    dice: &mut Dice,
+) -> WeightRef {
     let bytes = bytes_of(ty, (experts * rows * cols) as usize, dice);
     let data = Arc::new(Mapping::from_vec(bytes));
     WeightRef { name: format!("{ty}"), ty, cols, rows, experts, data, offset: 0 }
 }
 
-fn rows_of(count: usize, cols: usize, dice: &mut Dice) -> Vec<f32> {
+pub(super) fn rows_of(count: usize, cols: usize, dice: &mut Dice) -> Vec<f32> {
     let mut x: Vec<f32> = (0..count * cols).map(|_| dice.unit()).collect();
     // A zero block, and one of a single large value.
     x[..cols.min(32)].fill(0.0);
@@ -106,7 +112,7 @@ fn rows_of(count: usize, cols: usize, dice: &mut Dice) -> Vec<f32> {
 }
 
 /// What a caller does: quantise where the matrix wants it, then multiply everything at once.
-fn product(matrix: &Matrix, isa: Isa, expert: usize, x: &[f32]) -> Vec<f32> {
+pub(super) fn product(matrix: &Matrix, isa: Isa, expert: usize, x: &[f32]) -> Vec<f32> {
     let cols = matrix.cols();
     let count = x.len() / cols;
     let rows = Q8Rows::new(count, cols).unwrap();
@@ -138,11 +144,11 @@ fn product(matrix: &Matrix, isa: Isa, expert: usize, x: &[f32]) -> Vec<f32> {
     out
 }
 
-fn bits(x: &[f32]) -> Vec<u32> {
+pub(super) fn bits(x: &[f32]) -> Vec<u32> {
     x.iter().map(|v| v.to_bits()).collect()
 }
 
-fn shapes(ty: TensorType) -> Vec<(u32, u32)> {
+pub(super) fn shapes(ty: TensorType) -> Vec<(u32, u32)> {
     match ty.block_len() {
         1 => vec![(1, 7), (7, 1), (16, 64), (33, 33), (130, 256)],
         32 => vec![(1, 32), (7, 64), (16, 96), (33, 256), (130, 352)],

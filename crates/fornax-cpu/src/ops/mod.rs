@@ -131,7 +131,7 @@ impl VectorOps {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => &avx2::TABLE,
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Vnni => &avx512::TABLE,
+            Isa::Avx512Vnni | Isa::Amx => &avx512::TABLE,
             #[cfg(target_arch = "aarch64")]
             Isa::Neon | Isa::NeonDotprod | Isa::NeonI8mm => &neon::TABLE,
             _ => &plain::TABLE,

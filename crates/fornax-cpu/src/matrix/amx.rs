@@ -1,0 +1,513 @@
+//! The AMX tier: for eight rows of activations and more, a tile register multiplies sixteen of
+//! them with sixteen weight rows over a whole block at once; everything else is as in the AVX-512
+//! tier. It must not know models or threads.
+//!
+//! The planes of a block are what a register of weights wants as they lie: eight rows of sixteen
+//! quads. Formats of fewer than eight bits are spelled out once for all rows of activations. The
+//! integer sums are exact and are scaled and added by the same code as on the other tiers, so
+//! that every bit is theirs. The four instructions stand behind [`Unit`], which tests emulate.
+
+use std::arch::asm;
+use std::arch::x86_64::*;
+use std::sync::OnceLock;
+
+use super::Layout;
+use super::activations::{ActBlock, Acts, GROUP};
+use super::avx512::{self, Avx512Vnni};
+use super::drive::{Job, Kernels, by_layout};
+use super::format::{self, Float, Format, Scales};
+use super::kernel::scaled;
+use super::simd::{BLOCK, QUADS, Simd, TILE};
+
+/// Rows of activations from which tiles pay.
+const WORTH: usize = 8;
+/// Groups of sixteen rows that are multiplied with a piece of weights before the next piece.
+const GROUPS: usize = 4;
+/// Blocks whose weights are spelled out at a time: a multiple of every format's unit.
+const CHUNK: usize = 16;
+/// Bytes of a block's weights spelled out.
+const PLAIN: usize = QUADS * 64;
+/// Bytes from one row of a block of activations to the next.
+const ACT_STEP: usize = size_of::<ActBlock>();
+
+/// Registers: results of two blocks, or of two halves of each; activations and weights of a
+/// block; those of half a block.
+const ACTS: u8 = 4;
+const WEIGHTS: u8 = 5;
+const HALF_ACTS: u8 = 6;
+const HALF_WEIGHTS: u8 = 7;
+
+/// Shapes of the eight registers, as `ldtilecfg` takes them.
+#[repr(C, align(64))]
+pub(super) struct Config {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+pub(super) static CONFIG: Config = Config {
+    palette: 1,
+    start_row: 0,
+    reserved: [0; 14],
+    row_bytes: [64, 64, 64, 64, 32, 64, 16, 64, 0, 0, 0, 0, 0, 0, 0, 0],
+    rows: [16, 16, 16, 16, 16, 8, 16, 4, 0, 0, 0, 0, 0, 0, 0, 0],
+};
+
+impl Config {
+    /// Rows of a register, and bytes of a row.
+    #[cfg(test)]
+    pub(super) fn shape(&self, t: u8) -> (usize, usize) {
+        (self.rows[usize::from(t)].into(), self.row_bytes[usize::from(t)].into())
+    }
+
+    /// Eight registers as large as they can be.
+    fn full() -> Config {
+        let mut full = Config { row_bytes: [0; 16], rows: [0; 16], ..CONFIG };
+        full.row_bytes[..8].fill(64);
+        full.rows[..8].fill(16);
+        full
+    }
+}
+
+/// The tile registers, configured by [`CONFIG`].
+///
+/// # Safety
+/// Of every function: the registers are there and configured, and addresses reach as far as the
+/// register's shape and the step say.
+pub(super) trait Unit {
+    /// Fills register `T` with rows that lie `step` bytes apart.
+    unsafe fn load<const T: u8>(&mut self, at: *const u8, step: usize);
+    /// Clears register `T`.
+    unsafe fn zero<const T: u8>(&mut self);
+    /// Adds to the 32-bit sums of `C` the products of the signed bytes of `A` and `B`.
+    unsafe fn dot<const C: u8, const A: u8, const B: u8>(&mut self);
+    /// Writes register `T` as rows of 64 bytes.
+    unsafe fn store<const T: u8>(&mut self, to: *mut u8);
+}
+
+/// The processor's own.
+pub(super) struct Silicon;
+
+// SAFETY (every block below): the caller's word. The compiler keeps nothing in tile registers,
+// and keeps the order of these statements.
+impl Unit for Silicon {
+    #[inline(always)]
+    unsafe fn load<const T: u8>(&mut self, at: *const u8, step: usize) {
+        // SAFETY: see above.
+        unsafe {
+            asm!("tileloadd tmm{t}, [{at} + {step}*1]", t = const T, at = in(reg) at,
+                step = in(reg) step, options(nostack, preserves_flags, readonly));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn zero<const T: u8>(&mut self) {
+        // SAFETY: see above.
+        unsafe { asm!("tilezero tmm{t}", t = const T, options(nostack, preserves_flags, nomem)) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot<const C: u8, const A: u8, const B: u8>(&mut self) {
+        // SAFETY: see above.
+        unsafe {
+            asm!("tdpbssd tmm{c}, tmm{a}, tmm{b}", c = const C, a = const A, b = const B,
+                options(nostack, preserves_flags, nomem));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store<const T: u8>(&mut self, to: *mut u8) {
+        // SAFETY: see above.
+        unsafe {
+            asm!("tilestored [{to} + {step}*1], tmm{t}", t = const T, to = in(reg) to,
+                step = in(reg) 64usize, options(nostack, preserves_flags));
+        }
+    }
+}
+
+impl Silicon {
+    /// Configures this thread's registers.
+    ///
+    /// # Safety
+    /// The process may use them.
+    #[inline(always)]
+    unsafe fn open() -> Silicon {
+        // SAFETY: see above; the configuration is 64 bytes.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const CONFIG, options(nostack, readonly)) };
+        Silicon
+    }
+
+    /// Leaves the registers empty, so that no switch of threads has to keep them.
+    #[inline(always)]
+    fn close(self) {
+        // SAFETY: follows `open`.
+        unsafe { asm!("tilerelease", options(nostack, nomem)) }
+    }
+}
+
+/// The routines of this tier.
+pub(super) static KERNELS: Kernels = Kernels { multiply, quantize: avx512::KERNELS.quantize };
+
+/// The door of the tier.
+///
+/// # Safety
+/// As for [`super::Matrix::multiply`]; the tier is available.
+unsafe fn multiply(job: &Job<'_>) {
+    // SAFETY: the caller's word.
+    unsafe {
+        if job.act_rows.len() < WORTH
+            || !job.matrix.takes_q8()
+            || job.matrix.layout == Layout::Foreign
+        {
+            return (avx512::KERNELS.multiply)(job);
+        }
+        let mut unit = Silicon::open();
+        multiply_with(job, &mut unit);
+        unit.close();
+    }
+}
+
+/// [`multiply`] of a block format on any unit.
+///
+/// # Safety
+/// As there, and the unit's.
+pub(super) unsafe fn multiply_with<U: Unit>(job: &Job<'_>, unit: &mut U) {
+    // SAFETY: the caller's word.
+    unsafe {
+        by_layout!(job.matrix.layout, quantised, floats, foreign::<U>, (job, unit), U);
+    }
+}
+
+unsafe fn floats<U: Unit, F: Float>(_: &Job<'_>, _: &mut U) {
+    unreachable!("only block formats come here");
+}
+
+fn foreign<U: Unit>(_: &Job<'_>, _: &mut U) {
+    unreachable!("only block formats come here");
+}
+
+/// Rows in groups as they lie; those before the first whole group and too few at the end go the
+/// other tier's way.
+unsafe fn quantised<U: Unit, F: Format>(job: &Job<'_>, unit: &mut U) {
+    let Acts::Q8(acts) = job.acts else {
+        unreachable!("checked in Matrix::multiply");
+    };
+    let mut row = job.act_rows.start;
+    while row < job.act_rows.end {
+        let aligned = acts.side_by_side(row) == GROUP;
+        let left = job.act_rows.end - row;
+        let rows = match aligned {
+            true if left >= WORTH => left.min(GROUPS * GROUP),
+            true => left,
+            false => acts.side_by_side(row).min(left),
+        };
+        let part = job.of_rows(row..row + rows);
+        // SAFETY: the caller's word.
+        unsafe {
+            if aligned && left >= WORTH {
+                for tile in job.tiles.clone() {
+                    one_tile::<U, F>(&part, unit, tile);
+                }
+            } else {
+                (avx512::KERNELS.multiply)(&part);
+            }
+        }
+        row += rows;
+    }
+}
+
+/// Weights and scales of a few blocks of a tile, spelled out.
+#[repr(C, align(64))]
+struct Spelled {
+    w: [[u8; PLAIN]; CHUNK],
+    scales: [Scales<Avx512Vnni>; CHUNK],
+}
+
+/// Sums of two blocks, of two halves each.
+#[repr(C, align(64))]
+struct Sums([[[i32; TILE]; GROUP]; 4]);
+
+/// A tile times at most [`GROUPS`] groups of rows.
+///
+/// # Safety
+/// As for [`multiply_with`]; the job's first row begins a group, and the records of whole groups
+/// exist.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn one_tile<U: Unit, F: Format>(job: &Job<'_>, unit: &mut U, tile: usize) {
+    let Acts::Q8(acts) = job.acts else {
+        unreachable!("checked in Matrix::multiply");
+    };
+    let blocks = job.matrix.cols() / BLOCK;
+    let (first, count) = (job.act_rows.start, job.act_rows.len());
+    let weights = job.matrix.start(job.expert, tile);
+    let zero = _mm512_setzero_ps();
+    let mut acc = [[zero; GROUP]; GROUPS];
+    let none = Scales { scale: [zero; 2], min: [zero; 2] };
+    let mut spelled = Spelled { w: [[0; PLAIN]; CHUNK], scales: [none; CHUNK] };
+    for from in (0..blocks).step_by(CHUNK) {
+        let n = CHUNK.min(blocks - from);
+        // SAFETY: the caller's word; blocks are within the tile, rows within the view.
+        unsafe {
+            let unit_bytes = F::HEAD + F::UNIT * F::PLANES;
+            let mut at = [std::ptr::null(); CHUNK];
+            for ix in 0..n {
+                let (u, b) = ((from + ix) / F::UNIT, (from + ix) % F::UNIT);
+                let head = weights.add(u * unit_bytes);
+                let planes = head.add(F::HEAD + b * F::PLANES);
+                at[ix] = planes;
+                if !(F::SIGNED && F::PLANES == PLAIN) {
+                    spell::<F>(planes, &mut spelled.w[ix]);
+                    at[ix] = spelled.w[ix].as_ptr();
+                }
+                let (scale, min) = F::scales::<Avx512Vnni>(head, b);
+                spelled.scales[ix] = Scales { scale, min };
+            }
+            for (group, acc) in acc.iter_mut().enumerate().take(count.div_ceil(GROUP)) {
+                let x = acts.block(first + group * GROUP, from);
+                blocks_of::<U, F>(unit, &at[..n], &spelled.scales, x, acc);
+            }
+        }
+    }
+    for row in 0..count {
+        // SAFETY: the outputs of these rows and this tile are the caller's to give.
+        unsafe { job.out(tile, first + row).put::<Avx512Vnni>(0, acc[row / GROUP][row % GROUP]) };
+    }
+}
+
+/// The weights of a block as signed bytes.
+///
+/// # Safety
+/// `planes` are a block's, and the tier is available.
+#[inline(always)]
+unsafe fn spell<F: Format>(planes: *const u8, to: &mut [u8; PLAIN]) {
+    // SAFETY: the caller's word.
+    unsafe {
+        let bias = _mm512_set1_epi8(F::BIAS as i8);
+        for (j, v) in F::stored::<Avx512Vnni>(planes).into_iter().enumerate() {
+            let v = if F::BIAS == 0 { v } else { _mm512_sub_epi8(v, bias) };
+            Avx512Vnni::store_bytes(v, to.as_mut_ptr().add(j * 64));
+        }
+    }
+}
+
+/// Some blocks of a tile times a group of rows.
+///
+/// # Safety
+/// As for [`one_tile`]; `x` is the first row's record of the first block.
+#[inline(always)]
+unsafe fn blocks_of<U: Unit, F: Format>(
+    unit: &mut U,
+    weights: &[*const u8],
+    scales: &[Scales<Avx512Vnni>; CHUNK],
+    x: *const ActBlock,
+    acc: &mut [__m512; GROUP],
+) {
+    let mut sums = Sums([[[0; TILE]; GROUP]; 4]);
+    let mut rows = *acc;
+    let mut ix = 0;
+    // SAFETY: the caller's word.
+    unsafe {
+        // Two blocks at once, so that one is multiplied while the other is scaled.
+        while ix + 2 <= weights.len() {
+            let (first, second) = (x.add(ix * GROUP), x.add((ix + 1) * GROUP));
+            sum::<U, F, 0, 1>(unit, weights[ix], first, &mut sums);
+            sum::<U, F, 2, 3>(unit, weights[ix + 1], second, &mut sums);
+            add::<F, 0, 1>(&mut rows, &scales[ix], first, &sums);
+            add::<F, 2, 3>(&mut rows, &scales[ix + 1], second, &sums);
+            ix += 2;
+        }
+        if ix < weights.len() {
+            sum::<U, F, 0, 1>(unit, weights[ix], x.add(ix * GROUP), &mut sums);
+            add::<F, 0, 1>(&mut rows, &scales[ix], x.add(ix * GROUP), &sums);
+        }
+    }
+    *acc = rows;
+}
+
+/// The integer sums of a block: all in register `C`, or the halves in `C` and `D`.
+#[inline(always)]
+unsafe fn sum<U: Unit, F: Format, const C: u8, const D: u8>(
+    unit: &mut U,
+    w: *const u8,
+    x: *const ActBlock,
+    sums: &mut Sums,
+) {
+    // SAFETY: the caller's word.
+    unsafe {
+        let q = (&raw const (*x).q).cast::<u8>();
+        let to = sums.0.as_mut_ptr();
+        unit.zero::<C>();
+        if F::HALVES {
+            unit.load::<HALF_ACTS>(q, ACT_STEP);
+            unit.load::<HALF_WEIGHTS>(w, 64);
+            unit.dot::<C, HALF_ACTS, HALF_WEIGHTS>();
+            unit.store::<C>(to.add(usize::from(C)).cast());
+            unit.zero::<D>();
+            unit.load::<HALF_ACTS>(q.add(BLOCK / 2), ACT_STEP);
+            unit.load::<HALF_WEIGHTS>(w.add(PLAIN / 2), 64);
+            unit.dot::<D, HALF_ACTS, HALF_WEIGHTS>();
+            unit.store::<D>(to.add(usize::from(D)).cast());
+        } else {
+            unit.load::<ACTS>(q, ACT_STEP);
+            unit.load::<WEIGHTS>(w, 64);
+            unit.dot::<C, ACTS, WEIGHTS>();
+            unit.store::<C>(to.add(usize::from(C)).cast());
+        }
+    }
+}
+
+/// Scales a block's sums and adds them to every row's.
+#[inline(always)]
+unsafe fn add<F: Format, const C: u8, const D: u8>(
+    rows: &mut [__m512; GROUP],
+    scales: &Scales<Avx512Vnni>,
+    x: *const ActBlock,
+    sums: &Sums,
+) {
+    for (row, acc) in rows.iter_mut().enumerate() {
+        // SAFETY: the caller's word; sixteen sums of each row.
+        unsafe {
+            let of = |r: u8| _mm512_load_si512(sums.0[usize::from(r)][row].as_ptr().cast());
+            let first = of(C);
+            let second = if F::HALVES { of(D) } else { first };
+            *acc = scaled::<Avx512Vnni, F>(*acc, scales, [first, second], x.add(row));
+        }
+    }
+}
+
+/// Whether this processor has the registers, the system lets this process use them, and a trial
+/// gave the right sums. The trial runs in a child process, so that a processor which claims more
+/// than it has ends that and nothing else. Asked once.
+pub(crate) fn works() -> bool {
+    static WORKS: OnceLock<bool> = OnceLock::new();
+    *WORKS.get_or_init(|| claimed() && permitted() && tried())
+}
+
+fn claimed() -> bool {
+    /// Tile configuration and tile data in the set of states that the system keeps.
+    const STATES: u64 = 3 << 17;
+    #[target_feature(enable = "xsave")]
+    fn states() -> u64 {
+        // SAFETY: the feature is there, and register 0 exists.
+        unsafe { _xgetbv(0) }
+    }
+    if !is_x86_feature_detected!("xsave") || __cpuid(0).eax < 7 {
+        return false;
+    }
+    // OSXSAVE; AMX-TILE and AMX-INT8.
+    let system = __cpuid(1).ecx >> 27 & 1 == 1;
+    let tiles = __cpuid_count(7, 0).edx >> 24 & 3 == 3;
+    // SAFETY: the feature was found, and the system has enabled it.
+    system && tiles && unsafe { states() } & STATES == STATES
+}
+
+#[cfg(target_os = "linux")]
+fn permitted() -> bool {
+    /// `ARCH_REQ_XCOMP_PERM` and the number of the tile data; for all threads of the process.
+    const REQUEST: libc::c_ulong = 0x1023;
+    const TILE_DATA: libc::c_ulong = 18;
+    // SAFETY: asks for a permission and touches no memory.
+    unsafe { libc::syscall(libc::SYS_arch_prctl, REQUEST, TILE_DATA) == 0 }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn permitted() -> bool {
+    false
+}
+
+#[cfg(target_os = "linux")]
+fn tried() -> bool {
+    // SAFETY: the child only computes on its own stack and leaves at once.
+    unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            libc::_exit(if right_sums(&mut Silicon::open()) { 0 } else { 1 });
+        }
+        let mut status = 0;
+        while child > 0 && libc::waitpid(child, &mut status, 0) < 0 {
+            if *libc::__errno_location() != libc::EINTR {
+                return false;
+            }
+        }
+        child > 0 && libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn tried() -> bool {
+    false
+}
+
+/// Whether a product of every shape used here comes out right.
+///
+/// # Safety
+/// The unit's registers are configured.
+pub(super) unsafe fn right_sums<U: Unit>(unit: &mut U) -> bool {
+    let act = |row: usize, k: usize| ((row * 37 + k * 11) % 255) as i32 - 127;
+    let weight = |k: usize, col: usize| ((k * 29 + col * 53) % 256) as i32 - 128;
+    let mut acts = [[0u8; ACT_STEP]; GROUP];
+    let mut weights = [[0u8; 64]; QUADS];
+    for k in 0..BLOCK {
+        for at in 0..GROUP {
+            acts[at][k] = act(at, k) as u8;
+            weights[k / 4][at * 4 + k % 4] = weight(k, at) as u8;
+        }
+    }
+    let mut sums = Sums([[[0; TILE]; GROUP]; 4]);
+    let (x, w, to) = (acts.as_ptr().cast::<u8>(), weights.as_ptr().cast::<u8>(), &mut sums.0);
+    // SAFETY: all of these are as large as the registers.
+    unsafe {
+        unit.zero::<0>();
+        unit.load::<ACTS>(x, ACT_STEP);
+        unit.load::<WEIGHTS>(w, 64);
+        unit.dot::<0, ACTS, WEIGHTS>();
+        unit.store::<0>(to[0].as_mut_ptr().cast());
+        for (half, to) in to[1..3].iter_mut().enumerate() {
+            unit.zero::<1>();
+            unit.load::<HALF_ACTS>(x.add(half * 16), ACT_STEP);
+            unit.load::<HALF_WEIGHTS>(w.add(half * 256), 64);
+            unit.dot::<1, HALF_ACTS, HALF_WEIGHTS>();
+            unit.store::<1>(to.as_mut_ptr().cast());
+        }
+    }
+    let mut right = true;
+    for row in 0..GROUP {
+        for col in 0..TILE {
+            let part = |from: usize, to: usize| {
+                (from..to).map(|k| act(row, k) * weight(k, col)).sum::<i32>()
+            };
+            right &= to[0][row][col] == part(0, 32);
+            right &= to[1][row][col] == part(0, 16) && to[2][row][col] == part(16, 32);
+        }
+    }
+    right
+}
+
+/// Multiplies full registers, four results in flight; returns multiplications and additions.
+///
+/// # Safety
+/// The tier is available.
+pub(crate) unsafe fn busy(rounds: usize) -> usize {
+    let ones = [[1u8; 64]; 16];
+    let at = ones.as_ptr().cast::<u8>();
+    let full = Config::full();
+    // SAFETY: the caller's word; every register is as large as `ones`.
+    unsafe {
+        asm!("ldtilecfg [{}]", in(reg) &raw const full, options(nostack, readonly));
+        let mut unit = Silicon;
+        unit.load::<4>(at, 64);
+        unit.load::<5>(at, 64);
+        unit.load::<6>(at, 64);
+        unit.load::<7>(at, 64);
+        for _ in 0..rounds {
+            unit.dot::<0, 4, 6>();
+            unit.dot::<1, 4, 7>();
+            unit.dot::<2, 5, 6>();
+            unit.dot::<3, 5, 7>();
+        }
+        unit.close();
+    }
+    rounds * 4 * 2 * 16 * 16 * 64
+}

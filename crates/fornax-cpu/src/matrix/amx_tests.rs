@@ -1,0 +1,155 @@
+//! The tile layouts of the AMX tier on an emulation of its four instructions, so that they are
+//! tried on every machine with AVX-512; whether the instructions themselves are there is reported.
+
+use super::activations::{Acts, Q8Rows};
+use super::amx::{self, CONFIG, Unit};
+use super::drive::Job;
+use super::tests::{Dice, TILED, bits, product, rows_of, shapes, weight};
+use super::{Layout, Matrix};
+use crate::isa::Isa;
+
+/// Eight registers of at most sixteen rows of 64 bytes.
+struct Emulated([[[u8; 64]; 16]; 8]);
+
+/// Rows of a register and the bytes of each.
+fn shape(t: u8) -> (usize, usize) {
+    let (rows, row_bytes) = CONFIG.shape(t);
+    assert!(rows <= 16 && row_bytes <= 64 && row_bytes % 4 == 0);
+    (rows, row_bytes)
+}
+
+impl Unit for Emulated {
+    unsafe fn load<const T: u8>(&mut self, at: *const u8, step: usize) {
+        let (rows, row_bytes) = shape(T);
+        self.0[usize::from(T)] = [[0; 64]; 16];
+        for (row, to) in self.0[usize::from(T)].iter_mut().enumerate().take(rows) {
+            // SAFETY: the trait's condition.
+            let from = unsafe { std::slice::from_raw_parts(at.add(row * step), row_bytes) };
+            to[..row_bytes].copy_from_slice(from);
+        }
+    }
+
+    unsafe fn zero<const T: u8>(&mut self) {
+        self.0[usize::from(T)] = [[0; 64]; 16];
+    }
+
+    unsafe fn dot<const C: u8, const A: u8, const B: u8>(&mut self) {
+        let ((rows, c_bytes), (a_rows, a_bytes), (b_rows, b_bytes)) =
+            (shape(C), shape(A), shape(B));
+        assert!(rows == a_rows && c_bytes == b_bytes && a_bytes == 4 * b_rows, "shapes disagree");
+        for row in 0..rows {
+            for col in 0..c_bytes / 4 {
+                let at = col * 4..col * 4 + 4;
+                let c = &mut self.0[usize::from(C)][row];
+                let mut sum = i32::from_le_bytes(c[at.clone()].try_into().unwrap());
+                for k in 0..a_bytes {
+                    let a = self.0[usize::from(A)][row][k] as i8;
+                    let b = self.0[usize::from(B)][k / 4][col * 4 + k % 4] as i8;
+                    sum += i32::from(a) * i32::from(b);
+                }
+                self.0[usize::from(C)][row][at].copy_from_slice(&sum.to_le_bytes());
+            }
+        }
+    }
+
+    unsafe fn store<const T: u8>(&mut self, to: *mut u8) {
+        let (rows, row_bytes) = shape(T);
+        for (row, from) in self.0[usize::from(T)].iter().enumerate().take(rows) {
+            // SAFETY: the trait's condition.
+            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.add(row * 64), row_bytes) };
+        }
+    }
+}
+
+fn emulated() -> Emulated {
+    Emulated([[[0; 64]; 16]; 8])
+}
+
+#[test]
+#[allow(clippy::print_stderr, reason = "a tier that is not there is not passed over in silence")]
+fn the_trial_is_right_where_the_instructions_are() {
+    // SAFETY: an emulation needs no configuration.
+    assert!(unsafe { amx::right_sums(&mut emulated()) });
+    if !Isa::Amx.is_available() {
+        eprintln!("amx: not available on this machine; its layouts are tried on an emulation");
+        assert!(!Isa::available().contains(&Isa::Amx));
+    }
+}
+
+/// A unit whose sums are off by one somewhere must not pass the trial.
+#[test]
+fn a_broken_unit_fails_the_trial() {
+    struct Broken(Emulated);
+    impl Unit for Broken {
+        unsafe fn load<const T: u8>(&mut self, at: *const u8, step: usize) {
+            // SAFETY: the caller's word.
+            unsafe { self.0.load::<T>(at, step) }
+        }
+        unsafe fn zero<const T: u8>(&mut self) {
+            // SAFETY: the caller's word.
+            unsafe { self.0.zero::<T>() }
+        }
+        unsafe fn dot<const C: u8, const A: u8, const B: u8>(&mut self) {
+            // SAFETY: the caller's word.
+            unsafe { self.0.dot::<C, A, B>() }
+            self.0.0[usize::from(C)][15][60] ^= 1;
+        }
+        unsafe fn store<const T: u8>(&mut self, to: *mut u8) {
+            // SAFETY: the caller's word.
+            unsafe { self.0.store::<T>(to) }
+        }
+    }
+    // SAFETY: an emulation needs no configuration.
+    assert!(!unsafe { amx::right_sums(&mut Broken(emulated())) });
+}
+
+#[test]
+#[allow(clippy::print_stderr, reason = "a tier that is not there is not passed over in silence")]
+fn tiles_give_the_bits_of_the_scalar_tier() {
+    if !Isa::Avx512Vnni.is_available() {
+        eprintln!("avx512vnni: not available on this machine; the amx tier is built on it");
+        return;
+    }
+    let dice = &mut Dice(41);
+    for &ty in TILED.iter().filter(|ty| ty.block_len() > 1) {
+        for (rows, cols) in shapes(ty)
+            .into_iter()
+            .chain([(20, 32 * 40 / ty.block_len() as u32 * ty.block_len() as u32)])
+        {
+            if cols == 0 || !(cols as usize).is_multiple_of(ty.block_len()) {
+                continue;
+            }
+            let matrix = Matrix::alone(&weight(ty, 1, rows, cols, dice), 1).unwrap();
+            assert!(matrix.layout != Layout::Foreign);
+            let (cols, rows) = (cols as usize, rows as usize);
+            for count in [8, 9, 16, 19, 40, 83] {
+                let x = rows_of(count, cols, dice);
+                let want = product(&matrix, Isa::Scalar, 0, &x);
+                let store = Q8Rows::new(count, cols).unwrap();
+                let view = store.shaped(count, cols);
+                for (row, x) in x.chunks(cols).enumerate() {
+                    // SAFETY: one thread, and the rows are alive.
+                    unsafe { view.fill(Isa::Scalar.kernels(), row, x, 0..view.blocks()) };
+                }
+                // From the start of a group and from within one.
+                for from in [0, 3] {
+                    let mut out = vec![f32::NAN; (count - from) * rows];
+                    let job = Job {
+                        matrix: &matrix,
+                        expert: 0,
+                        acts: Acts::Q8(view),
+                        act_rows: from..count,
+                        tiles: 0..matrix.tiles(),
+                        out: out.as_mut_ptr(),
+                        stride: rows,
+                        then: std::ptr::null(),
+                    };
+                    // SAFETY: `out` has a place for every output, and AVX-512 is there.
+                    unsafe { amx::multiply_with(&job, &mut emulated()) };
+                    let same = bits(&out) == bits(&want[from * rows..]);
+                    assert!(same, "{ty} {rows}x{cols} times {count} rows from {from}");
+                }
+            }
+        }
+    }
+}
