@@ -9,6 +9,7 @@
 
 pub mod api;
 mod args;
+pub mod cost;
 mod device;
 mod encode;
 mod feed;

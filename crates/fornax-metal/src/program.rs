@@ -66,6 +66,8 @@ pub(crate) struct MetalProgram {
     words: Vec<u32>,
     floats: Vec<f32>,
     last: Last,
+    /// Of one token.
+    weight_bytes: u64,
 }
 
 /// What is known of the last step that was waited for.
@@ -120,6 +122,7 @@ impl MetalProgram {
             words: Vec::new(),
             floats: Vec::new(),
             last: Last::default(),
+            weight_bytes: plan.bytes_per_token(),
             device,
             shape,
             prepared,
@@ -172,14 +175,10 @@ impl MetalProgram {
     /// of the cache.
     fn needed(&self, frame: usize) -> u64 {
         let feed = &self.frames[frame].feed;
-        let ends = |f: &Feed| -> Vec<u32> {
-            if f.rounds > 1 {
-                return f.chain.iter().map(|c| c.pos + f.rounds).collect();
-            }
-            f.batch.rows.iter().map(|r| r.pos + 1).collect()
-        };
-        let kv: u64 = ends(feed).into_iter().map(|end| self.live_kv(end)).sum();
-        self.plan.bytes_per_token() + kv
+        let chained = feed.chain.iter().filter(|_| feed.rounds > 1).map(|c| c.pos + feed.rounds);
+        let rows = feed.batch.rows.iter().filter(|_| feed.rounds == 1).map(|r| r.pos + 1);
+        let kv: u64 = chained.chain(rows).map(|end| self.live_kv(end)).sum();
+        self.weight_bytes + kv
     }
 
     /// Bytes of keys and values that a row with so many positions up to its own sees.
