@@ -49,8 +49,8 @@ macro_rules! args {
 
 // `rows` comes first everywhere: it is the one constant that changes from step to step.
 args! {
-    /// `embed_*`.
-    EmbedArgs { rows: u32, width: u32, vocab: u32, scale: f32, }
+    /// `embed_*`; `stride` is the positions of a slot in the history.
+    EmbedArgs { rows: u32, width: u32, vocab: u32, scale: f32, stride: u32, }
     /// `rms_norm`; `residual` is 0 or 1.
     NormArgs { rows: u32, width: u32, eps: f32, residual: u32, }
     /// `matmul_*`; `softcap` is 0 for none, `bias` and `residual` are 0 or 1.
@@ -201,7 +201,13 @@ args! {
         out_next: u32,
         choices: u32,
         parts: u32,
+        vocab: u32,
+        stride: u32,
     }
+    /// `penalise`; `stride` is the positions of a slot in the history.
+    PenaltyArgs { rows: u32, base: u32, vocab: u32, stride: u32, }
+    /// `gather` and `draw_token`.
+    DrawArgs { rows: u32, base: u32, vocab: u32, parts: u32, }
     /// `select_rows`.
     SelectArgs { rows: u32, width: u32, }
     /// `argmax`: `base` is where this round's rows begin among all rows, `out_first` and
@@ -230,7 +236,8 @@ mod tests {
         assert_eq!(SelectArgs::from_words(&[3, 64]), Some(a));
         assert_eq!(SelectArgs::from_words(&[3]), None);
         assert_eq!(SelectArgs::from_words(&[3, 64, 1]), None);
-        assert_eq!(EmbedArgs::from_words(&[1, 2, 3, 2.5f32.to_bits()]).map(|a| a.scale), Some(2.5));
+        let embed = EmbedArgs::from_words(&[1, 2, 3, 2.5f32.to_bits(), 7]);
+        assert_eq!(embed.map(|a| (a.scale, a.stride)), Some((2.5, 7)));
         assert_eq!(size_of::<AttentionArgs>(), 4 * 12);
     }
 }

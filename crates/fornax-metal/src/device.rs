@@ -238,7 +238,7 @@ impl Device for MetalDevice {
 
     fn prepare(&self, plan: &Plan, limits: &Limits) -> Result<Box<dyn Program>> {
         let device = self.open()?;
-        let shape = Shape::new(plan, limits);
+        let shape = Shape::new(plan, limits, self.form() != Form::Recorded);
         let prepared = prepare::prepare(&device, &self.policy, plan, limits, &shape)?;
         let journal = Arc::clone(&self.journal);
         let program =

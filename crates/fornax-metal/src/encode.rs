@@ -36,6 +36,8 @@ pub(crate) enum Place {
     Wanted,
     /// The stop lists.
     Stops,
+    /// How tokens are drawn.
+    Draws,
     /// A group's block tables.
     Table(usize),
     /// The ticket's outputs.
@@ -55,6 +57,9 @@ pub(crate) enum Extent {
     Wanted,
     /// The first round only, over its wanted rows, where the host wants them.
     FirstWanted,
+    /// Every round of a step in which some token is chosen in one of these ways, over its wanted
+    /// rows.
+    Ways(u32),
 }
 
 /// Threadgroups of a command along one axis.
@@ -121,6 +126,8 @@ pub(crate) struct Round<'a> {
     pub(crate) apart: bool,
     /// The host wants logits or hidden rows back.
     pub(crate) copies: bool,
+    /// The ways in which tokens are chosen.
+    pub(crate) ways: u32,
     pub(crate) base: usize,
     pub(crate) upload: Buffer,
     pub(crate) out: Buffer,
@@ -141,6 +148,7 @@ impl Round<'_> {
             Place::Wanted if self.first => upload(self.shape.wanted()),
             Place::Wanted => upload(self.shape.chain_wanted()),
             Place::Stops => upload(self.shape.stops()),
+            Place::Draws => upload(self.shape.draws()),
             Place::Table(group) => upload(self.shape.tables(*group)),
             Place::Out => self.out.all(),
             Place::Logits => self.logits.all(),
@@ -195,6 +203,8 @@ impl Writer {
                 Extent::Wanted => round.wanted,
                 Extent::FirstWanted if round.first && round.copies => round.wanted,
                 Extent::FirstWanted => 0,
+                Extent::Ways(ways) if round.ways & ways != 0 => round.wanted,
+                Extent::Ways(_) => 0,
             };
             let few = round.apart && round.rows <= MATVEC_ROWS as usize;
             // A grid of nothing is an error in Metal.

@@ -18,6 +18,9 @@ pub(crate) const ROW: usize = 8;
 pub(crate) const WANTED: usize = 4;
 /// Words of a sequence's stop list: the count, then the tokens.
 pub(crate) const STOPS: usize = 16;
+/// Words of how a sequence's tokens are drawn: temperature, top-k, top-p, the logarithm of min-p,
+/// two of the seed, window and three penalties, two spare.
+pub(crate) const DRAW: usize = 12;
 /// No token, no chain.
 pub(crate) const NONE: u32 = u32::MAX;
 
@@ -27,6 +30,10 @@ pub(crate) const TOKEN: u32 = 1;
 pub(crate) const LOGPROB: u32 = 2;
 /// Wanted: this choice becomes the slot's last token.
 pub(crate) const SETS_LAST: u32 = 4;
+/// Wanted: the token is drawn, and not the best.
+pub(crate) const DRAWN: u32 = 8;
+/// Wanted: recent tokens are penalised before.
+pub(crate) const PENALISED: u32 = 16;
 
 /// Output: no logit of the row was usable. [`NONE`]: nothing was chosen.
 pub(crate) const UNUSABLE: u32 = u32::MAX - 1;
@@ -43,11 +50,21 @@ pub(crate) struct Shape {
     groups: usize,
     /// Entries of one block table.
     pub(crate) stride: usize,
+    /// Positions of a slot of which the device remembers the tokens.
+    pub(crate) remembered: usize,
+    /// The device chooses in every way, and not the highest logit alone.
+    draws: bool,
 }
 
+/// Positions that a history has at most.
+const REMEMBERED_MAX: u32 = 1 << 18;
+
 impl Shape {
-    pub(crate) fn new(plan: &Plan, limits: &Limits) -> Shape {
+    /// The shape for a plan; `draws` where the device has kernels for it.
+    pub(crate) fn new(plan: &Plan, limits: &Limits, draws: bool) -> Shape {
         Shape {
+            remembered: plan.hyper.context.clamp(1, REMEMBERED_MAX) as usize,
+            draws,
             slots: limits.slots as usize,
             rows: limits.rows as usize,
             wanted: limits.wanted as usize,
@@ -81,16 +98,22 @@ impl Shape {
         start..start + self.slots * STOPS
     }
 
+    /// How every sequence's tokens are drawn.
+    pub(crate) fn draws(&self) -> Range<usize> {
+        let start = self.stops().end;
+        start..start + self.slots * DRAW
+    }
+
     /// One group's block tables, sequence after sequence.
     pub(crate) fn tables(&self, group: usize) -> Range<usize> {
         let len = self.slots * self.stride;
-        let start = self.stops().end + group * len;
+        let start = self.draws().end + group * len;
         start..start + len
     }
 
     /// All words.
     pub(crate) fn len(&self) -> usize {
-        self.stops().end + self.groups * self.slots * self.stride
+        self.draws().end + self.groups * self.slots * self.stride
     }
 
     /// Choices of a ticket: one word each for the tokens, then one each for their log-probabilities.
@@ -125,6 +148,8 @@ pub(crate) struct Feed {
     pub(crate) chain: Vec<Chain>,
     /// Rounds of the ticket, the first included.
     pub(crate) rounds: u32,
+    /// [`DRAWN`] and [`PENALISED`], where some sequence asks for it.
+    pub(crate) ways: u32,
 }
 
 impl Feed {
@@ -134,6 +159,7 @@ impl Feed {
             batch: Batch::with_capacity(limits),
             chain: Vec::with_capacity(shape.slots),
             rounds: 1,
+            ways: 0,
         }
     }
 
@@ -158,8 +184,12 @@ impl Feed {
         self.batch.fill(step, plan, limits, kv_block, |slot| known(slot).then_some(0))?;
         self.chain.clear();
         self.rounds = 1;
+        self.ways = 0;
         for (ix, seq) in step.iter().enumerate() {
-            check(ix, seq)?;
+            check(ix, seq, shape.draws)?;
+            let sample = seq.sample.unwrap_or_default();
+            self.ways |= ways(&sample);
+            self.words[shape.draws()][ix * DRAW..][..DRAW].copy_from_slice(&draw(&sample));
             self.rounds = self.rounds.max(seq.max_new);
             let stops = &mut self.words[shape.stops()][ix * STOPS..][..STOPS];
             stops[0] = seq.stop.len() as u32;
@@ -214,9 +244,13 @@ impl Feed {
             Want::Token { logprob } => TOKEN | if logprob { LOGPROB } else { 0 },
             _ => 0,
         };
+        let ways = |seq: u32| ways(&step[seq as usize].sample.unwrap_or_default());
         for (ix, w) in wanted.iter().enumerate() {
             let seq = rows[w.row as usize].seq;
             let mut flags = kind(w.want);
+            if flags & TOKEN != 0 {
+                flags |= ways(seq);
+            }
             let later = |o: &fornax_plan::Wanted| {
                 rows[o.row as usize].seq == seq && kind(o.want) & TOKEN != 0
             };
@@ -231,18 +265,19 @@ impl Feed {
             self.words[shape.wanted()][ix * WANTED..][..WANTED].copy_from_slice(&words);
         }
         for (ix, chain) in self.chain.iter().enumerate() {
+            let seq = chain.seq;
             let want = step[chain.seq as usize].wants.last().map_or(0, |(_, w)| kind(*w));
             let chain = (shape.chain_base() + ix) as u32;
-            let words = [ix as u32, want | SETS_LAST, chain, ticket];
+            let words = [ix as u32, want | SETS_LAST | ways(seq), chain, ticket];
             self.words[shape.chain_wanted()][ix * WANTED..][..WANTED].copy_from_slice(&words);
         }
     }
 }
 
 /// What this form of the device does not do in a step, by name.
-fn check(ix: usize, seq: &SeqStep<'_>) -> Result<()> {
+fn check(ix: usize, seq: &SeqStep<'_>, draws: bool) -> Result<()> {
     let no = |what: String| Err(Error::unsupported(format!("step, sequence {ix}: {what}")));
-    if seq.sample.is_some_and(|s| !greedy(&s)) {
+    if !draws && ways(&seq.sample.unwrap_or_default()) != 0 {
         return no("the device chooses the highest logit only; sample on the host".into());
     }
     if seq.max_new > CHAIN_MAX {
@@ -254,8 +289,27 @@ fn check(ix: usize, seq: &SeqStep<'_>) -> Result<()> {
     Ok(())
 }
 
-fn greedy(s: &SampleParams) -> bool {
-    let penalises =
-        s.repeat_penalty != 1.0 || s.frequency_penalty != 0.0 || s.presence_penalty != 0.0;
-    s.temperature == 0.0 && (s.penalty_window == 0 || !penalises)
+/// Which of [`DRAWN`] and [`PENALISED`] the parameters ask for.
+fn ways(s: &SampleParams) -> u32 {
+    let drawn = if s.temperature > 0.0 { DRAWN } else { 0 };
+    drawn | if s.penalises() { PENALISED } else { 0 }
+}
+
+/// The parameters as the kernels read them.
+fn draw(s: &SampleParams) -> [u32; DRAW] {
+    let floor = if s.min_p > 0.0 { s.min_p.ln() } else { f32::NEG_INFINITY };
+    [
+        s.temperature.to_bits(),
+        s.top_k,
+        s.top_p.to_bits(),
+        floor.to_bits(),
+        s.seed as u32,
+        (s.seed >> 32) as u32,
+        s.penalty_window,
+        s.repeat_penalty.to_bits(),
+        s.frequency_penalty.to_bits(),
+        s.presence_penalty.to_bits(),
+        0,
+        0,
+    ]
 }

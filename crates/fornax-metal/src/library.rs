@@ -105,8 +105,8 @@ pub(crate) static FAMILIES: &[Family] = &[
     },
     Family {
         name: "choose",
-        sources: &[source!("choose")],
-        plain: &["argmax_parts", "argmax_pick"],
+        sources: &[source!("choose"), source!("sample")],
+        plain: &["argmax_parts", "argmax_pick", "penalise", "gather", "draw_token"],
         weights: &[],
         kv: &[],
     },

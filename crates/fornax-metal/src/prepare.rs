@@ -19,6 +19,7 @@ use crate::{library, stub};
 mod append;
 mod attention;
 mod calls;
+mod choice;
 mod conv;
 mod linear;
 mod lower;
@@ -135,6 +136,8 @@ struct Builder<'a> {
     buffers: Vec<Buffer>,
     weights: Vec<Buffer>,
     ropes: Vec<Buffer>,
+    /// The tokens of every slot by position, for penalties.
+    history: Buffer,
     kv_type: TensorType,
     /// Partial results between the two stages of attention and of the choice, by name.
     stages: Vec<(&'static str, Buffer)>,
@@ -183,6 +186,9 @@ pub(crate) fn prepare(
         .iter()
         .map(|s| filled(device, &s.name, &vec![0; (limits.slots * s.len).max(1) as usize]));
     let states = states.collect::<Result<Vec<Buffer>>>()?;
+    let history = vec![crate::feed::NONE; limits.slots as usize * shape.remembered];
+    let history = filled(device, "histories", &history)?;
+    let scratch = scratch + history.len_bytes / 4;
     let scratch = scratch + states.iter().map(|b| b.len_bytes / 4).sum::<usize>();
     let ropes = plan.ropes.iter().map(|r| {
         let words: Vec<u32> = r.inv_freq.iter().map(|f| f.to_bits()).collect();
@@ -198,6 +204,7 @@ pub(crate) fn prepare(
         values,
         weights: weights.collect::<Result<_>>()?,
         ropes: ropes.collect::<Result<_>>()?,
+        history,
         kv_type,
         stages: Vec::new(),
         apart: None,

@@ -142,6 +142,7 @@ impl MetalProgram {
             wanted: batch.wanted.len(),
             apart: batch.spans.len() == batch.rows.len(),
             copies: batch.wanted.iter().any(wants_rows),
+            ways: frame.feed.ways,
             base: 0,
             upload: frame.upload,
             out: frame.out,

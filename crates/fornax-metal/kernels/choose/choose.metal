@@ -9,6 +9,12 @@
 using namespace metal;
 
 constant constexpr uint NOBODY = 0xffffffffu;
+// What is wanted of a row.
+constant constexpr uint TOKEN = 1;
+constant constexpr uint LOGPROB = 2;
+constant constexpr uint SETS_LAST = 4;
+constant constexpr uint DRAWN = 8;
+constant constexpr uint PENALISED = 16;
 
 struct Best {
     float value;
@@ -80,44 +86,85 @@ kernel void argmax_parts(device const float *logits [[buffer(0)]], device uint *
     }
 }
 
-struct PickArgs {
-    uint rows, base, out_first, out_next, choices, parts;
-};
-
-// rows: 8 words each: token, position, sequence, slot, tokens left, round; wanted: row, what, chain row, ticket;
-// stops: 16 words a sequence, the count first; out: the choices' tokens (or 0xfffffffe where no logit was usable), then
-// their log-probabilities where asked.
-kernel void argmax_pick(device const uint *parts [[buffer(0)]], device const uint *wanted [[buffer(1)]],
-                        device uint *rows [[buffer(2)]], device uint *last [[buffer(3)]],
-                        device const uint *stops [[buffer(4)]], device const uint *stop_tickets [[buffer(5)]],
-                        device uint *out [[buffer(6)]], constant PickArgs &args [[buffer(7)]],
-                        uint ix [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]]) {
-    device const uint *mine = parts + 4 * ulong(ix) * args.parts;
+// The best of a row by its parts, and the sum of exp(logit - best), in every lane.
+inline Best of_parts(device const uint *parts, uint row, uint n, uint lane, thread float &sum) {
+    device const uint *mine = parts + 4 * ulong(row) * n;
     Best best = {-INFINITY, NOBODY};
-    for (uint p = lane; p < args.parts; p += 32) {
+    for (uint p = lane; p < n; p += 32) {
         best = better(best, {as_type<float>(mine[4 * p]), mine[4 * p + 1]});
     }
     best = best_of_simd(best);
-    float sum = 0;
-    for (uint p = lane; p < args.parts; p += 32) {
+    sum = 0;
+    for (uint p = lane; p < n; p += 32) {
         // A part with nothing usable has -inf for its value and adds nothing.
         sum += mine[4 * p + 1] == NOBODY ? 0.0f : as_type<float>(mine[4 * p + 2]) * exp(as_type<float>(mine[4 * p]) - best.value);
     }
     sum = simd_sum(sum);
+    return best;
+}
+
+struct PickArgs {
+    uint rows, base, out_first, out_next, choices, parts, vocab, stride;
+};
+
+// How often a token was seen in the window that ends with its row.
+inline uint times_seen(device const uint *seen, uint from, uint end, uint token, uint lane) {
+    uint n = 0;
+    for (uint i = from + lane; i < end; i += 32) {
+        n += seen[i] == token ? 1 : 0;
+    }
+    return simd_sum(n);
+}
+
+// rows: 8 words each: token, position, sequence, slot, tokens left, round; wanted: row, what, chain row, ticket;
+// stops: 16 words a sequence, the count first; out: the choices' tokens (or 0xfffffffe where no logit was usable), then
+// their log-probabilities where asked. Of a row with penalties `penalised` are the parts after them, as its logits are;
+// `choices` is what was drawn; draws: 12 words a sequence, see sample.metal.
+kernel void argmax_pick(device const uint *parts [[buffer(0)]], device const uint *wanted [[buffer(1)]],
+                        device uint *rows [[buffer(2)]], device uint *last [[buffer(3)]],
+                        device const uint *stops [[buffer(4)]], device const uint *stop_tickets [[buffer(5)]],
+                        device uint *out [[buffer(6)]], device const uint *penalised [[buffer(7)]],
+                        device const uint *choices [[buffer(8)]], device const float *logits [[buffer(9)]],
+                        device const uint *history [[buffer(10)]], device const uint *draws [[buffer(11)]],
+                        constant PickArgs &args [[buffer(12)]], uint ix [[threadgroup_position_in_grid]],
+                        uint lane [[thread_index_in_simdgroup]]) {
     device const uint *want = wanted + 4 * ix;
     device const uint *row = rows + 8 * (args.base + want[0]);
-    if (lane != 0 || (want[1] & 1) == 0 || row[4] == 0) {
+    if ((want[1] & TOKEN) == 0 || row[4] == 0) {
+        return;
+    }
+    float sum, unused;
+    const Best raw = of_parts(parts, ix, args.parts, lane, sum);
+    const bool changed = (want[1] & PENALISED) != 0;
+    Best best = raw;
+    if (changed) {
+        best = of_parts(penalised, ix, args.parts, lane, unused);
+    }
+    const uint token = best.id == NOBODY ? 0 : (want[1] & DRAWN) != 0 ? choices[ix] : best.id;
+    float value = logits[ulong(ix) * args.vocab + token];
+    if (changed) {
+        // What the penalties took is given back: the log-probability is of the row as it came.
+        device const uint *draw = draws + 12 * row[2];
+        const uint end = min(row[1] + 1, args.stride), from = end > draw[6] ? end - draw[6] : 0;
+        const uint times = times_seen(history + ulong(row[3]) * args.stride, from, end, token, lane);
+        const float repeat = as_type<float>(draw[7]);
+        if (times > 0) {
+            value += as_type<float>(draw[8]) * float(times) + as_type<float>(draw[9]);
+            value = value > 0 ? value * repeat : value / repeat;
+        }
+    }
+    // A chain's row is replaced by its successor: not before every lane has read it.
+    simdgroup_barrier(mem_flags::mem_device);
+    if (lane != 0) {
         return;
     }
     const uint pos = row[1], seq = row[2], slot = row[3], round = row[5];
-    const uint token = best.id == NOBODY ? 0 : best.id;
     const uint at = round == 0 ? ix : args.out_first + (round - 1) * args.out_next + ix;
     out[at] = best.id == NOBODY ? NOBODY - 1 : token;
-    if ((want[1] & 2) != 0) {
-        // The highest logit is the one that all were measured against.
-        out[args.choices + at] = as_type<uint>(-log(sum));
+    if ((want[1] & LOGPROB) != 0) {
+        out[args.choices + at] = as_type<uint>(value - raw.value - log(sum));
     }
-    if ((want[1] & 4) != 0) {
+    if ((want[1] & SETS_LAST) != 0) {
         last[slot] = token;
     }
     if (want[2] == NOBODY) {

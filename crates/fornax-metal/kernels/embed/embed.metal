@@ -1,21 +1,27 @@
 // Embedding rows: the rows of a table of weights that the step's tokens choose.
 //
-// Layout: table vocab x width of blocks; rows 8 words each (token, position, sequence, slot, ...); out rows x width floats.
+// Layout: table vocab x width of blocks; rows 8 words each (token, position, sequence, slot, ...); out rows x width floats;
+// history slots x stride tokens by position, in which each row leaves its own.
 // Threads: a threadgroup a row, a thread a run of eight elements at a time.
 // Bytes: one row of the table for each row of output. Nothing is accumulated.
 struct EmbedArgs {
     uint rows, width, vocab;
     float scale;
+    uint stride;
 };
 
 template <typename B>
 kernel void embed(device const uchar *table [[buffer(0)]], device const uint *rows [[buffer(1)]],
                   device const uint *last [[buffer(2)]], device float *out [[buffer(3)]],
-                  constant EmbedArgs &args [[buffer(4)]], uint row [[threadgroup_position_in_grid]],
-                  uint t [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {
+                  device uint *history [[buffer(4)]], constant EmbedArgs &args [[buffer(5)]],
+                  uint row [[threadgroup_position_in_grid]], uint t [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]]) {
     uint token = rows[8 * row];
     if (token == 0xffffffffu) {
         token = last[rows[8 * row + 3]];
+    }
+    const uint pos = rows[8 * row + 1];
+    if (t == 0 && rows[8 * row + 4] != 0 && pos < args.stride) {
+        history[ulong(rows[8 * row + 3]) * args.stride + pos] = token;
     }
     device float *to = out + ulong(row) * args.width;
     for (uint run = t; run < (args.width + 7) / 8; run += threads) {

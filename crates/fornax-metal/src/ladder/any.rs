@@ -23,7 +23,8 @@ fn embedding_decodes_every_type() {
             .words(&rows)
             .words(&[0])
             .buffer(&out)
-            .go(&[2, cols as u32, 5, 1f32.to_bits()]);
+            .words(&[0])
+            .go(&[2, cols as u32, 5, 1f32.to_bits(), 0]);
         let have = read_floats(&out, 2 * cols);
         for (row, token) in [4usize, 1].into_iter().enumerate() {
             let want: Vec<f64> =

@@ -4,7 +4,7 @@ use std::panic::{UnwindSafe, catch_unwind};
 
 use fornax_msl::BarrierId;
 
-use super::{WITHOUT, any, attention, library, linear, moe, rows};
+use super::{WITHOUT, any, attention, library, linear, moe, rows, sample};
 
 /// Whether a test fails without the barrier.
 fn seen(barrier: BarrierId, test: impl Fn() + UnwindSafe) -> bool {
@@ -16,7 +16,7 @@ fn seen(barrier: BarrierId, test: impl Fn() + UnwindSafe) -> bool {
 
 #[test]
 fn removing_any_barrier_shows() {
-    let tests: [(&str, &str, fn()); 15] = [
+    let tests: [(&str, &str, fn()); 19] = [
         ("rms_norm", "rms_norm", rows::norm_of_rows_shorter_and_longer_than_a_threadgroup),
         ("matvec", "matvec_f32", linear::matvec_of_every_type),
         ("qkv", "qkv_f32", linear::qkv_of_every_type),
@@ -35,6 +35,10 @@ fn removing_any_barrier_shows() {
         ("matmul_tiled", "matmul_tiled_f32", linear::tiled_matmul_of_every_type),
         ("rope_write", "rope_write_f32", rows::rope_and_append_in_one),
         ("attention_tiled", "attention_tiled_f32", attention::every_number_of_keys),
+        ("gather", "gather", sample::draws_are_those_of_the_host),
+        ("tally", "draw_token", sample::draws_are_those_of_the_host),
+        ("draw_token", "draw_token", sample::draws_are_those_of_the_host),
+        ("argmax_pick", "argmax_pick", rows::a_chains_row_is_replaced_by_its_successor),
         ("argmax_parts", "argmax_parts", rows::the_highest_logit_wins_and_ties_go_to_the_lowest_id),
     ];
     let mut removed = 0;

@@ -3,7 +3,7 @@
 use fornax_gguf::{TensorType, blocks};
 use fornax_plan::{WeightRef, conformance};
 
-use super::{Run, bytes, close, noise, read_floats, room};
+use super::{Run, bytes, close, noise, read_floats, read_words, room};
 use crate::library::{WEIGHT_TYPES, entry};
 
 /// A matrix as bytes and as decoded numbers.
@@ -327,13 +327,20 @@ fn embedding_of_every_type() {
             // A token of the host's, the slot's last, and one that the table has not.
             let mut rows = vec![0u32; 24];
             (rows[0], rows[8], rows[11], rows[16]) = (8, u32::MAX, 2, 9);
-            let out = room(3 * cols);
+            // Positions, of which the last has no place, and what is left to produce.
+            (rows[1], rows[9], rows[17]) = (3, 0, 4);
+            (rows[4], rows[12], rows[20]) = (1, 5, 1);
+            let (out, history) = (room(3 * cols), super::words(&[77; 12]));
             Run::new(&entry("embed", *ty), &[], [3, 1, 1], [64, 1, 1])
                 .buffer(&bytes(&m.data))
                 .words(&rows)
                 .words(&[1, 2, 5])
                 .buffer(&out)
-                .go(&[3, cols as u32, 9, 3.5f32.to_bits()]);
+                .buffer(&history)
+                .go(&[3, cols as u32, 9, 3.5f32.to_bits(), 4]);
+            let mut seen = [77; 12];
+            (seen[3], seen[8]) = (8, 5);
+            assert_eq!(read_words(&history, 12), seen, "tokens by slot and position");
             let have = read_floats(&out, 3 * cols);
             for (row, token) in [8, 5].into_iter().enumerate() {
                 let want: Vec<f64> =

@@ -15,6 +15,7 @@ mod moe;
 #[cfg(not(target_os = "macos"))]
 mod names;
 mod rows;
+mod sample;
 
 use fornax_gguf::{TensorType, blocks};
 use fornax_msl::Buffer;

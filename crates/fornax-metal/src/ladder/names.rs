@@ -9,9 +9,9 @@ use crate::library::{FAMILIES, family_of};
 #[test]
 fn constants_are_as_long_as_the_kernels_structures() {
     use crate::args::{
-        AppendArgs, AttentionArgs, ConvArgs, CopyArgs, DownArgs, EmbedArgs, ExpertArgs, GatedArgs,
-        JoinedArgs, KvWriteArgs, MatmulArgs, NormArgs, PartsArgs, PickArgs, QkvArgs, RopeArgs,
-        RopeWriteArgs, RouteArgs, SelectArgs,
+        AppendArgs, AttentionArgs, ConvArgs, CopyArgs, DownArgs, DrawArgs, EmbedArgs, ExpertArgs,
+        GatedArgs, JoinedArgs, KvWriteArgs, MatmulArgs, NormArgs, PartsArgs, PenaltyArgs, PickArgs,
+        QkvArgs, RopeArgs, RopeWriteArgs, RouteArgs, SelectArgs,
     };
     let sizes = [
         ("embed_q8_0", size_of::<EmbedArgs>()),
@@ -38,6 +38,9 @@ fn constants_are_as_long_as_the_kernels_structures() {
         ("matvec_joined_q4_k", size_of::<JoinedArgs>()),
         ("argmax_parts", size_of::<PartsArgs>()),
         ("argmax_pick", size_of::<PickArgs>()),
+        ("penalise", size_of::<PenaltyArgs>()),
+        ("gather", size_of::<DrawArgs>()),
+        ("draw_token", size_of::<DrawArgs>()),
     ];
     for (name, size) in sizes {
         let library = library(name);

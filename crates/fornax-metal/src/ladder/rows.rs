@@ -262,7 +262,12 @@ fn choose(logits: &[f32], parts: u32) -> (u32, f32) {
         .words(&[0; 16])
         .words(&[0])
         .buffer(&out)
-        .go(&[1, 0, 1, 1, 1, parts]);
+        .buffer(&room(1))
+        .buffer(&room(1))
+        .floats(logits)
+        .buffer(&room(1))
+        .buffer(&room(1))
+        .go(&[1, 0, 1, 1, 1, parts, vocab, 1]);
     let out = read_words(&out, 2);
     let usable = out[0] != UNUSABLE;
     assert_eq!(read_words(&last, 1)[0], if usable { out[0] } else { 0 });
@@ -291,6 +296,28 @@ pub(super) fn the_highest_logit_wins_and_ties_go_to_the_lowest_id() {
 }
 
 #[test]
+pub(super) fn a_chains_row_is_replaced_by_its_successor() {
+    let partials = floats(&[2.0, f32::from_bits(9), 1.0, 0.0]);
+    let rows = words(&[0, 0, 0, 0, 1, 0, 0, 0, 4, 6, 0, 0, 3, 1, 0, 0]);
+    let (last, out) = (room(1), room(6));
+    Run::new("argmax_pick", &[], [1, 1, 1], [32, 1, 1])
+        .buffer(&partials)
+        .words(&[0, 5, 1, 8])
+        .buffer(&rows)
+        .buffer(&last)
+        .words(&[0; 16])
+        .words(&[0])
+        .buffer(&out)
+        .buffer(&room(1))
+        .buffer(&room(1))
+        .floats(&[0.0; 10])
+        .buffer(&room(1))
+        .buffer(&room(1))
+        .go(&[1, 1, 1, 1, 3, 1, 10, 1]);
+    assert_eq!(read_words(&rows, 16)[8..], [9, 7, 0, 0, 2, 2, 0, 0]);
+}
+
+#[test]
 fn a_choice_is_fed_back_until_it_ends() {
     // Rows 0..2 of the host's, chain rows from 2 on; sequences 0 and 1 in slots 1 and 0.
     let row = |pos, seq, slot, left, round| [0, pos, seq, slot, left, round, 0, 0];
@@ -310,7 +337,12 @@ fn a_choice_is_fed_back_until_it_ends() {
             .words(&stops)
             .words(&[0, ticket])
             .buffer(&out)
-            .go(&[2, 0, 2, 2, 4, 1]);
+            .buffer(&room(1))
+            .buffer(&room(1))
+            .floats(&[0.0; 20])
+            .buffer(&room(1))
+            .buffer(&room(1))
+            .go(&[2, 0, 2, 2, 4, 1, 10, 1]);
         assert_eq!(read_words(&last, 2), [9, 5], "by slot");
         read_words(&rows, 32)[16..].to_vec()
     };

@@ -22,8 +22,10 @@ impl Builder<'_> {
             Some((Place::Rows, Read)),
             Some((Place::Fixed(self.out.last.all()), Read)),
             self.value(out, Write),
+            Some((Place::Fixed(self.history.all()), Write)),
         ];
-        (args, EmbedArgs { rows: 0, width: w.cols, vocab: w.rows, scale }.words())
+        let stride = self.shape.remembered as u32;
+        (args, EmbedArgs { rows: 0, width: w.cols, vocab: w.rows, scale, stride }.words())
     }
 
     pub(super) fn norm_call(

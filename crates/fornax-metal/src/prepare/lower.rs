@@ -8,9 +8,8 @@ use fornax_plan::{Error, Op, Result, ValueId, WeightId};
 use super::Builder;
 use super::calls::Call;
 use crate::api::Buffer;
-use crate::args::{PartsArgs, PickArgs};
 use crate::encode::{Axis, Command, Extent, Place, Span};
-use crate::hazard::Access::{Read, Write};
+use crate::hazard::Access::Write;
 use crate::library::typed;
 use crate::policy::{self, MATVEC_ROWS};
 
@@ -200,27 +199,6 @@ impl Builder<'_> {
         let command = Command { op, pipeline, args, constants, base_at, extent, when, apart, span };
         self.out.commands.push(command);
         Ok(true)
-    }
-
-    fn lower_choice(&mut self, at: u32, logits: ValueId) -> Result<()> {
-        let vocab = self.plan.width(logits);
-        let parts = policy::argmax_parts(vocab);
-        let stage = self.stage("parts of a choice", self.rows_max * parts as usize * 4)?;
-        let place = Place::Value(stage, parts as usize * 4);
-        let args = vec![self.value(logits, Read), Some((place.clone(), Write))];
-        let constants = PartsArgs { rows: 0, vocab, parts }.words();
-        let e = whole("argmax_parts", [Axis::Fixed(parts), ROWS, ONE], 256);
-        self.dispatch(at, e, Extent::Wanted, (args, constants))?;
-        let args = self.choice_args(Some((place, Read)));
-        let (first, next) = self.shape.out_counts();
-        let [out_first, out_next, choices] = [first, next, self.shape.choices()].map(|n| n as u32);
-        let constants = PickArgs { rows: 0, base: 0, out_first, out_next, choices, parts }.words();
-        let e = whole("argmax_pick", [ROWS, ONE, ONE], 32);
-        self.dispatch(at, e, Extent::Wanted, (args, constants))?;
-        if let Some(command) = self.out.commands.last_mut() {
-            command.base_at = Some(1);
-        }
-        Ok(())
     }
 
     fn lower_copy(&mut self, at: u32, x: ValueId, to: Place) -> Result<()> {
