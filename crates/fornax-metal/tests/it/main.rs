@@ -6,6 +6,7 @@ mod emulated;
 mod faults;
 mod fits;
 mod proof;
+mod report;
 mod sampling;
 
 use fornax_metal::MetalDevice;
