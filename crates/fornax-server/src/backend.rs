@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fornax_engine::Model;
-use fornax_engine::serve::{Generation, Publish, Refused, RequestId, Stats};
+use fornax_engine::serve::{EngineHandle, Generation, Publish, Refused, RequestId, Stats};
 
 /// Something that runs generations: an engine's handle, or a script.
 pub trait Backend: Send + Sync {
@@ -44,5 +44,23 @@ pub struct Served {
 impl fmt::Debug for Served {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Served").field("alias", &self.alias).finish_non_exhaustive()
+    }
+}
+
+impl Backend for EngineHandle {
+    fn submit(&self, request: Generation, publish: Publish) -> Result<RequestId, Refused> {
+        EngineHandle::submit(self, request, publish)
+    }
+
+    fn cancel(&self, request: RequestId) {
+        EngineHandle::cancel(self, request);
+    }
+
+    fn stats(&self) -> Stats {
+        EngineHandle::stats(self)
+    }
+
+    fn shutdown(&self, drain: Duration) {
+        EngineHandle::shutdown(self, drain);
     }
 }

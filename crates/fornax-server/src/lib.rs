@@ -17,10 +17,12 @@ mod listen;
 mod live;
 mod metrics;
 mod order;
+mod reasoning;
 mod refusal;
 mod schema;
 mod sse;
 mod tokens;
+mod tools;
 mod turn;
 mod whole;
 

@@ -91,8 +91,8 @@ impl Conversation {
     ) -> Result<Order, Refusal> {
         let tokens = self.tokens(served).await?;
         let format =
-            TurnFormat::new(&served.model, &self.tools, &self.choice, self.one_call, &tokens)?;
-        let grammar = format.grammar(self.format.as_ref(), self.format_field)?;
+            TurnFormat::new(&served.model, &self.tools, &self.choice, self.one_call, &tokens);
+        let grammar = format.grammar(&served.model, self.format.as_ref(), self.format_field)?;
         let mut order = Order::new(served.clone(), tokens);
         if let Some(grammar) = grammar {
             let field = if self.format.is_some() { self.format_field } else { "tools" };

@@ -52,6 +52,9 @@ struct Part {
 /// # Errors
 /// When the model cannot run, or repeats disagree.
 pub(crate) fn bench(config: &Config, flags: &Bench) -> Result<()> {
+    if !flags.batch.is_empty() || flags.trace.is_some() {
+        return super::bench_batch::bench(config, flags);
+    }
     if flags.p == 0 && flags.n == 0 {
         return Err(super::Usage("there is nothing to measure: both -p and -n are 0".into()).into());
     }
@@ -251,7 +254,7 @@ fn request(prompt: &[u32], max_new: u32) -> Request<'_> {
 }
 
 /// FNV-1a (64 bits) of ids as little-endian bytes.
-fn checksum(ids: &[u32]) -> u64 {
+pub(super) fn checksum(ids: &[u32]) -> u64 {
     let bytes = ids.iter().flat_map(|id| id.to_le_bytes());
     bytes.fold(0xcbf2_9ce4_8422_2325, |sum, b| (sum ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
 }

@@ -3,6 +3,7 @@
 
 mod against;
 mod bench;
+mod bench_batch;
 mod chat;
 mod count;
 mod devices;

@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 
+use clap::builder::ArgPredicate;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 /// Run large language models from GGUF files on this machine.
@@ -218,9 +219,11 @@ pub(crate) struct Bench {
     pub(crate) synthetic: Option<String>,
     /// Prompt tokens; 0 leaves the prompt part out
     #[arg(short, value_name = "N", default_value = "512")]
+    #[arg(default_value_if("batch", ArgPredicate::IsPresent, "128"))]
     pub(crate) p: usize,
     /// Generated tokens; 0 leaves the generation part out
     #[arg(short, value_name = "N", default_value = "128")]
+    #[arg(default_value_if("batch", ArgPredicate::IsPresent, "64"))]
     pub(crate) n: usize,
     /// Tokens that are in the context before either part begins
     #[arg(short, value_name = "DEPTH", default_value = "0")]
@@ -228,6 +231,16 @@ pub(crate) struct Bench {
     /// Repeats
     #[arg(short, value_name = "N", default_value = "5", value_parser = positive)]
     pub(crate) r: usize,
+    /// So many requests at once through the engine, for each number; of -p (128) and -n (64) tokens
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = positive)]
+    #[arg(conflicts_with_all = ["against", "step_report", "d"])]
+    pub(crate) batch: Vec<usize>,
+    /// Replay a load: lines of {"prompt_len", "gen_len", "arrival_step"}, --batch of them at once
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["against", "step_report", "p", "n", "d"])]
+    pub(crate) trace: Option<PathBuf>,
+    /// With --batch or --trace: guess no tokens ahead
+    #[arg(long)]
+    pub(crate) no_speculation: bool,
     /// Race another engine on the same file, in turns; scripts/peer.sh builds it
     #[arg(long, value_name = "ENGINE")]
     pub(crate) against: Option<Rival>,
