@@ -3,9 +3,14 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+#[cfg(test)]
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+#[cfg(test)]
+use std::time::Duration;
+use std::time::Instant;
 
 use fornax_plan::{Cmd, Plan, Program, SeqStep, SlotId, StepOutput, TokenId, Tokens, Want};
 
@@ -41,6 +46,7 @@ pub(crate) struct Rules {
 pub(crate) enum Clock {
     Real,
     /// Nanoseconds since a moment, counted by a simulation.
+    #[cfg(test)]
     Told(Instant, Arc<AtomicU64>),
 }
 
@@ -48,6 +54,7 @@ impl Clock {
     pub(crate) fn now(&self) -> Instant {
         match self {
             Clock::Real => Instant::now(),
+            #[cfg(test)]
             Clock::Told(start, ns) => *start + Duration::from_nanos(ns.load(Ordering::Relaxed)),
         }
     }
