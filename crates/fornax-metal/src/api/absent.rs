@@ -66,7 +66,7 @@ impl Gpu {
         match self.0 {}
     }
 
-    pub(super) fn pipeline(&self, _: &str, _: &[u32]) -> Result<Pipeline> {
+    pub(super) fn pipeline(&self, _: &str, _: &[u32], _: Option<u32>) -> Result<Pipeline> {
         match self.0 {}
     }
 }

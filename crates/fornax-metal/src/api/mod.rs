@@ -192,6 +192,19 @@ impl Device {
     /// # Errors
     /// `is_unsupported` when the library has none of that name, or cannot be compiled here.
     pub fn pipeline(&self, name: &str, constants: &[u32]) -> Result<Pipeline> {
+        self.pipeline_for(name, constants, None)
+    }
+
+    /// The same, compiled so that a threadgroup may have `threads` where that is possible.
+    ///
+    /// # Errors
+    /// As [`Device::pipeline`].
+    pub fn pipeline_for(
+        &self,
+        name: &str,
+        constants: &[u32],
+        threads: Option<u32>,
+    ) -> Result<Pipeline> {
         if self.health.due(&[Fault::NoPipeline]).is_some() {
             return Err(Error::unsupported(format!(
                 "metal: building the pipeline {name} with constants {constants:?}: a fault that a test asked for"
@@ -208,7 +221,7 @@ impl Device {
             }
             Backend::Emulated => emulator::pipeline(name, constants)?,
             Backend::System(gpu) => {
-                let pipeline = gpu.pipeline(name, constants)?;
+                let pipeline = gpu.pipeline(name, constants, threads)?;
                 threads_max = pipeline.threads_max();
                 Code::System(pipeline)
             }

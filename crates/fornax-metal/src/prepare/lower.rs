@@ -186,6 +186,12 @@ impl Builder<'_> {
                 break pipeline;
             }
             let Some(next) = policy::narrower(e.name, &e.constants, e.threads) else {
+                // With fewer registers it may still fit, and is slower.
+                let threads = Some(e.threads);
+                let pipeline = self.device.pipeline_for(e.name, &e.constants, threads)?;
+                if e.threads <= pipeline.threads_max {
+                    break pipeline;
+                }
                 return Ok(false);
             };
             if let Axis::Fixed(x) = &mut e.axes[0] {

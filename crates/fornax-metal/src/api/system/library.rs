@@ -3,7 +3,7 @@
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 use fornax_plan::{Error, Result};
@@ -21,6 +21,9 @@ use crate::library::{self, FAMILIES, family_of};
 
 /// Lanes of a simdgroup, on every GPU of Apple's.
 const SIMD_WIDTH: usize = 32;
+
+/// Name, function constants, and threads that it must take.
+pub(super) type Key = (String, Vec<u32>, Option<u32>);
 
 /// A kernel with its constants, compiled for the device.
 #[derive(Clone)]
@@ -54,7 +57,8 @@ pub(super) fn version() -> (MTLLanguageVersion, &'static str) {
 }
 
 impl Gpu {
-    /// The kernel `name` with its function constants.
+    /// The kernel `name` with its function constants; where `threads` are given, with no more registers than leave
+    /// room for so many in a threadgroup. Each is built once in a process.
     ///
     /// # Errors
     /// `is_unsupported` with the compiler's text.
@@ -62,13 +66,22 @@ impl Gpu {
         self: &Arc<Gpu>,
         name: &str,
         constants: &[u32],
+        threads: Option<u32>,
     ) -> Result<Pipeline> {
+        let key = (name.to_string(), constants.to_vec(), threads);
+        let mut built = self.pipelines.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pipeline) = built.get(&key) {
+            return Ok(pipeline.clone());
+        }
         self.warm();
-        autoreleasepool(|_| self.build(name, constants)).map_err(|what| {
+        let pipeline = autoreleasepool(|_| self.build(name, constants, threads));
+        let pipeline = pipeline.map_err(|what| {
             Error::unsupported(format!(
                 "metal: building the pipeline {name} with constants {constants:?}: {what}"
             ))
-        })
+        })?;
+        built.insert(key, pipeline.clone());
+        Ok(pipeline)
     }
 
     /// Compiles all families side by side, in the compiler's own processes.
@@ -100,7 +113,12 @@ impl Gpu {
             .map_err(|e| format!("compiling the {} kernels: {e}", FAMILIES[family].name))
     }
 
-    fn build(&self, name: &str, constants: &[u32]) -> std::result::Result<Pipeline, String> {
+    fn build(
+        &self,
+        name: &str,
+        constants: &[u32],
+        threads: Option<u32>,
+    ) -> std::result::Result<Pipeline, String> {
         let family = family_of(name).ok_or("the kernel library has no function of that name")?;
         let library = self.library(family)?;
         let values = MTLFunctionConstantValues::new();
@@ -116,6 +134,9 @@ impl Gpu {
         let descriptor = MTLComputePipelineDescriptor::new();
         descriptor.setLabel(Some(&label));
         descriptor.setComputeFunction(Some(&function));
+        if let Some(threads) = threads {
+            descriptor.setMaxTotalThreadsPerThreadgroup(threads as usize);
+        }
         // SAFETY: every grid has whole simdgroups; the encoder checks it.
         unsafe { descriptor.setThreadGroupSizeIsMultipleOfThreadExecutionWidth(true) };
         let state = self
@@ -150,7 +171,7 @@ impl Gpu {
         self.warm();
         let mut lines: Vec<(String, String)> = library::every_entry()
             .map(|(name, constants)| {
-                let text = match self.build(&name, &constants) {
+                let text = match self.build(&name, &constants, None) {
                     Ok(p) => format!(
                         "at most {} threads, {} bytes of threadgroup memory",
                         p.threads_max(),

@@ -9,8 +9,9 @@ pub(crate) use library::Pipeline;
 pub(crate) use memory::Buffer;
 pub(crate) use run::{Flight, Queue};
 
+use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Once, OnceLock};
+use std::sync::{Arc, Mutex, Once, OnceLock};
 
 use fornax_plan::{Error, Result};
 use objc2::rc::{Retained, autoreleasepool};
@@ -40,6 +41,8 @@ pub(crate) struct Gpu {
     /// By family of kernels, compiled when the first of them is asked for.
     libraries: Vec<OnceLock<std::result::Result<Object<dyn MTLLibrary>, String>>>,
     warming: Once,
+    /// What was built: the layers of a model ask for the same again and again.
+    pipelines: Mutex<HashMap<library::Key, Pipeline>>,
     /// Bytes of all buffers that exist.
     held: Arc<AtomicU64>,
 }
@@ -76,8 +79,8 @@ impl Gpu {
                 device.setShouldMaximizeConcurrentCompilation(true);
             }
             let libraries = FAMILIES.iter().map(|_| OnceLock::new()).collect();
-            let (warming, held) = (Once::new(), Arc::default());
-            Ok(Arc::new(Gpu { device, name, family, libraries, warming, held }))
+            let (warming, pipelines, held) = (Once::new(), Mutex::default(), Arc::default());
+            Ok(Arc::new(Gpu { device, name, family, libraries, warming, pipelines, held }))
         })
     }
 
