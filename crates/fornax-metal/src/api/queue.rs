@@ -450,3 +450,47 @@ impl Work {
         Err(Error::failed(format!("metal: the step was not done: {which}{text}")))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Order, Setup};
+    use super::*;
+
+    /// What Metal would do silently, or not at all.
+    #[test]
+    fn a_command_that_breaks_a_rule_is_refused_when_it_is_written() {
+        let order = Order { seed: 0, check_conflicts: true };
+        let setup = Setup { order, threads_max: 256, budget_s: None };
+        let device = Device::new(setup, Backend::Recorded, Arc::default());
+        let queue = device.queue().expect("a stand-in has one");
+        let copy = device.pipeline("copy", &[]).expect("in the library");
+        let buffer = device.buffer("x", 64).expect("memory");
+        let grid = Grid { groups: [1, 1, 1], threads: 32 };
+        let refused = |a: Slice, b: Slice, words: &[u32], grid: Grid| {
+            let mut commands = queue.command_buffer();
+            let mut encoder = commands.encoder();
+            encoder.set_pipeline(&copy);
+            encoder.set_buffer(0, a, Access::Read);
+            encoder.set_buffer(1, b, Access::Write);
+            encoder.set_constants(words);
+            encoder.dispatch(0, grid).err().map(|e| e.to_string()).unwrap_or_default()
+        };
+        let (low, high) = (buffer.words(0..32), buffer.words(32..64));
+        assert_eq!(refused(low.clone(), high.clone(), &[1, 32], grid), "");
+        for (what, said) in [
+            (refused(low.clone(), buffer.words(31..64), &[1, 32], grid), "overlaps argument 0"),
+            (refused(low.clone(), buffer.words(32..65), &[1, 32], grid), "of a buffer of 256"),
+            (refused(low.clone(), high.clone(), &[0; 1025], grid), "more arguments or constants"),
+            (
+                refused(low.clone(), high.clone(), &[1, 32], Grid { groups: [1, 0, 1], ..grid }),
+                "a grid of nothing",
+            ),
+            (
+                refused(low, high, &[1, 32], Grid { threads: 288, ..grid }),
+                "288 threads in a threadgroup, its pipeline has at most 256",
+            ),
+        ] {
+            assert!(what.contains("copy") && what.contains(said), "{what:?}, not {said:?}");
+        }
+    }
+}
