@@ -152,7 +152,7 @@ impl Constraint for Running {
     }
 
     fn is_done(&mut self) -> bool {
-        self.matcher.is_stopped()
+        self.matcher.is_stopped() && self.matcher.stop_reason().is_ok()
     }
 }
 

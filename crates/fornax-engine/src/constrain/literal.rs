@@ -28,12 +28,12 @@ pub(super) fn list(value: &Value, at: &Place<'_>) -> Result<Value> {
 /// Refuses values that an answer could not be made to equal.
 ///
 /// # Errors
-/// `is_unsupported` for whole numbers past 2⁵³ and characters that JSON must escape by number.
+/// `is_unsupported` for numbers from 2⁵³ on and characters that JSON must escape by number.
 pub(super) fn check(value: &Value, at: &Place<'_>) -> Result<()> {
     match value {
         Value::Number(n) => {
-            if n.as_f64().is_none_or(|v| v.abs() > EXACT) {
-                return Err(at.refused(&format!("the number {n}, which is past 2^53")));
+            if n.as_f64().is_none_or(|v| v.abs() >= EXACT) {
+                return Err(at.refused(&format!("the number {n}, which is not below 2^53")));
             }
         }
         Value::String(text) => writable(text, at)?,
@@ -84,7 +84,7 @@ pub(super) fn bound(
     };
     let upper = key.ends_with("aximum");
     let mut inside = number;
-    if number.abs() > EXACT && number.fract() == 0.0 {
+    if number.abs() >= EXACT && number.fract() == 0.0 {
         inside = if upper { number.next_down() } else { number.next_up() };
     }
     let whole = map.get("type").and_then(Value::as_str) == Some("integer");

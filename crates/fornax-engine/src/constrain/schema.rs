@@ -38,9 +38,16 @@ const ANNOTATIONS: &[&str] = &[
     "writeOnly",
     "xml",
 ];
-/// Values of `format` that strings are held to.
-const FORMATS: &[&str] =
-    &["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"];
+/// Values of `format` that strings are held to by the compiler.
+const FORMATS: &[&str] = &["duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"];
+/// Those that it takes too lightly (29 February of any year, leap seconds at any minute), as patterns.
+const DATED: &[&str] = &["date", "date-time", "time"];
+/// RFC 3339 full-date. The 29th of February is there in years that four divides, and of full hundreds in those of
+/// which it divides the hundred.
+const DATE: &str = "(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)\
+    |02-(?:0[1-9]|1[0-9]|2[0-8]))|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)";
+/// RFC 3339 full-time, without leap seconds.
+const TIME: &str = "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,9})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])";
 const TYPES: &[&str] = &["array", "boolean", "integer", "null", "number", "object", "string"];
 
 /// A schema as the compiler takes it, with the options that this module counts on.
@@ -139,6 +146,7 @@ impl<'a> Reader<'a> {
             }
         }
         old_items(&mut out);
+        dated(&mut out);
         self.one_of(map, &mut out, at)?;
         check_together(&out, at)?;
         // What combines whole schemas comes last; the compiler intersects in the order that it finds.
@@ -362,12 +370,35 @@ fn pattern(value: &Value, at: &Place<'_>) -> Result<Value> {
 
 fn format(value: &Value, at: &Place<'_>) -> Result<Value> {
     match value.as_str() {
-        Some(name) if FORMATS.contains(&name) => Ok(value.clone()),
+        Some(name) if FORMATS.contains(&name) || DATED.contains(&name) => Ok(value.clone()),
         Some(name) => Err(at.refused(&format!(
-            "the format {name:?}; strings can be held to {}",
+            "the format {name:?}; strings can be held to {}, {}",
+            DATED.join(", "),
             FORMATS.join(", ")
         ))),
         None => Err(at.wrong("expected the name of a format")),
+    }
+}
+
+/// Formats that are patterns here.
+fn dated(out: &mut Map<String, Value>) {
+    let pattern = match out.get("format").and_then(Value::as_str) {
+        Some("date") => format!("^{DATE}$"),
+        Some("time") => format!("^{TIME}$"),
+        Some("date-time") => format!("^{DATE}T{TIME}$"),
+        _ => return,
+    };
+    out.shift_remove("format");
+    if !out.contains_key("pattern") {
+        out.insert("pattern".into(), pattern.into());
+        return;
+    }
+    let pattern = json!({"pattern": pattern});
+    match out.get_mut("allOf").and_then(Value::as_array_mut) {
+        Some(all) => all.push(pattern),
+        None => {
+            out.insert("allOf".into(), json!([pattern]));
+        }
     }
 }
 

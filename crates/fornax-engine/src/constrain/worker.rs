@@ -183,7 +183,14 @@ impl Constraint for Ahead {
     }
 
     fn accept(&mut self, token: TokenId) -> Result<()> {
-        self.here()?.constraint.accept(token)?;
+        let computed = self.here()?;
+        if let Err(e) = computed.constraint.accept(token) {
+            // What comes next is for the constraint to say; the mask was for before.
+            computed.mask.clear();
+            let (may_end, done) = (computed.constraint.may_end(), computed.constraint.is_done());
+            (self.may_end, self.done) = (may_end, done);
+            return Err(e);
+        }
         let State::Here(computed) = std::mem::replace(&mut self.state, State::Lost) else {
             unreachable!("invariant: it was waited for");
         };

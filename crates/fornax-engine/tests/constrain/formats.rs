@@ -34,7 +34,7 @@ fn a_regular_expression_is_met_from_end_to_end() {
         accepts(&Grammar::Regex((*pattern).into()), valid, invalid);
     }
     let model = &models()[0];
-    for pattern in ["*", "(?<=x)a", "(a)\\1", "(", "[", "a{2,1}", "a^b", "a$b", "\\bx", ""] {
+    for pattern in ["*", "(?<=x)a", "(a)\\1", "(", "[", "a{2,1}", "a^b", "a$b", "\\bx"] {
         let e = model.constrainer.compile(&Grammar::Regex(pattern.into()));
         assert!(e.is_err(), "{pattern}");
     }

@@ -7,4 +7,5 @@ mod formats;
 mod hostile;
 mod random;
 mod schemas;
+mod session;
 mod walk;

@@ -7,6 +7,8 @@ use crate::walk::{Random, models};
 
 const PATTERNS: &[&str] =
     &["^[a-z]+$", "^\\d{2}-\\w$", "x|y", "^(?:ab)*$", "[A-F]{2}", "^\\S.*$", "^.{0,3}é$"];
+const FORMATS: &[&str] =
+    &["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"];
 const NAMES: &[&str] = &["a", "b", "long name", "é", "q\"uote", "back\\slash", ""];
 
 fn texts(random: &mut Random) -> Value {
@@ -17,7 +19,7 @@ fn texts(random: &mut Random) -> Value {
             json!({"type": "string", "minLength": least, "maxLength": least + random.below(4)})
         }
         2 => {
-            json!({"type": "string", "format": ["date", "time", "ipv4", "uuid", "email"][random.below(5)]})
+            json!({"type": "string", "format": (FORMATS[random.below(FORMATS.len())])})
         }
         3 => {
             json!({"type": "string", "pattern": PATTERNS[random.below(PATTERNS.len())], "maxLength": 6})
@@ -32,7 +34,9 @@ fn numbers(random: &mut Random) -> Value {
         0 => json!({"type": "integer", "minimum": a, "maximum": a + b}),
         1 => json!({"type": "integer", "exclusiveMinimum": a, "exclusiveMaximum": a + b + 2}),
         2 => json!({"type": "number", "minimum": a as f64 / 8.0, "maximum": (a + b) as f64 / 8.0}),
-        3 => json!({"type": "integer", "multipleOf": 1 + random.below(20), "minimum": a}),
+        3 => {
+            json!({"type": "integer", "multipleOf": 1 + random.below(20), "minimum": a, "maximum": a + 100})
+        }
         4 => json!({"type": "number", "exclusiveMinimum": a, "maximum": a + b + 1}),
         _ => json!({"type": "integer", "maximum": a}),
     }
@@ -64,7 +68,7 @@ fn schema(random: &mut Random, depth: usize) -> Value {
         1 => numbers(random),
         2 => constants(random),
         3 => {
-            json!({"type": [["null", "boolean"], ["integer", "null"], ["boolean", "string"]][random.below(3)]})
+            json!({"type": ([["null", "boolean"], ["integer", "null"], ["boolean", "string"]][random.below(3)])})
         }
         4 | 5 => object(random, depth),
         6 => {
