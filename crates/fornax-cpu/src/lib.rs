@@ -27,6 +27,10 @@ mod topology;
 
 pub use device::{CpuDevice, CpuOptions};
 pub use isa::Isa;
+/// What kernels reach by themselves, for examples and reports.
 #[doc(hidden)]
-pub use matrix::measure;
+pub mod measure {
+    pub use crate::matrix::measure::{Case, Rates, multiply};
+    pub use crate::ops::measure::{Look, attention};
+}
 pub use topology::last_level_cache;

@@ -19,7 +19,7 @@ mod drive;
 mod foreign;
 mod format;
 mod kernel;
-pub mod measure;
+pub(crate) mod measure;
 mod memory;
 #[cfg(target_arch = "aarch64")]
 mod neon;

@@ -83,8 +83,8 @@ pub(crate) struct Scratch {
     /// The largest score so far and the sum of exponentials below it.
     max: [f32; QUERIES],
     total: [f32; QUERIES],
-    /// Scales of one split's values (8-bit cells).
-    scales: [f32; SPLIT],
+    /// The same times the scales of values (8-bit cells).
+    weighed: Vec<f32>,
     /// Addresses of one split's blocks.
     blocks: [(*const u8, *const u8); SPLIT / BLOCK],
 }
@@ -101,7 +101,7 @@ impl Scratch {
             sum: vec![0.0; QUERIES * v_stride],
             max: [0.0; QUERIES],
             total: [0.0; QUERIES],
-            scales: [0.0; SPLIT],
+            weighed: vec![0.0; QUERIES * SPLIT],
             blocks: [(std::ptr::null(), std::ptr::null()); SPLIT / BLOCK],
         }
     }
@@ -304,6 +304,31 @@ unsafe fn one_split<L: Lanes, E: Elements>(
     all
 }
 
+/// The first of the fewest and most equal parts of `left`, each at most `most`.
+#[inline(always)]
+fn fair(left: usize, most: usize) -> usize {
+    left.div_ceil(left.div_ceil(most))
+}
+
+/// Evaluates `$call` with the constant `$n` equal to a count of 1 to 12.
+macro_rules! with_count {
+    ($count:expr, $n:ident => $call:expr) => {
+        with_count!(@ $count, $n, $call, 1 2 3 4 5 6 7 8 9 10 11)
+    };
+    (@ $count:expr, $n:ident, $call:expr, $($k:literal)*) => {
+        match $count {
+            $($k => {
+                const $n: usize = $k;
+                $call
+            })*
+            _ => {
+                const $n: usize = 12;
+                $call
+            }
+        }
+    };
+}
+
 /// Scores of block `b` of the split for every query.
 #[inline(always)]
 unsafe fn score<L: Lanes, E: Elements>(a: &Attend<'_>, s: &mut Scratch, b: usize) {
@@ -316,18 +341,9 @@ unsafe fn score<L: Lanes, E: Elements>(a: &Attend<'_>, s: &mut Scratch, b: usize
             let out = s.scores.as_mut_ptr().add(m * SPLIT + b * BLOCK);
             let left = queries - m;
             // As many queries as there are registers for, so that keys are widened once for all
-            // heads of a usual group.
+            // of them.
             m += if L::REGISTERS >= 16 {
-                match left {
-                    8.. => score_some::<L, E, 8, 2>(a, keys, m, out),
-                    7 => score_some::<L, E, 7, 2>(a, keys, m, out),
-                    6 => score_some::<L, E, 6, 2>(a, keys, m, out),
-                    5 => score_some::<L, E, 5, 2>(a, keys, m, out),
-                    4 => score_some::<L, E, 4, 2>(a, keys, m, out),
-                    3 => score_some::<L, E, 3, 2>(a, keys, m, out),
-                    2 => score_some::<L, E, 2, 2>(a, keys, m, out),
-                    _ => score_some::<L, E, 1, 2>(a, keys, m, out),
-                }
+                with_count!(fair(left, 12), N => score_some::<L, E, N, 2>(a, keys, m, out))
             } else if L::REGISTERS >= 4 {
                 match left {
                     4.. => score_some::<L, E, 4, 1>(a, keys, m, out),
@@ -442,13 +458,7 @@ unsafe fn values<L: Lanes, E: Elements>(
     unsafe {
         while w < vectors {
             if E::SCALED && w % 2 == 0 {
-                for b in keys.start / BLOCK..keys.end.div_ceil(BLOCK) {
-                    let d = s.blocks[b].1.add(BLOCK * a.v_stride).cast::<u16>();
-                    for h in [0, 16] {
-                        let to = s.scales.as_mut_ptr().add(b * BLOCK + h);
-                        L::load_f16(d.add(w / 2 * BLOCK + h)).store(to);
-                    }
-                }
+                weigh::<L>(a, s, keys.clone(), queries, w / 2);
             }
             // Two neighbouring vectors share a scale, more do not.
             let wide = if E::SCALED { 2 - w % 2 } else { 4 }.min(vectors - w);
@@ -456,21 +466,52 @@ unsafe fn values<L: Lanes, E: Elements>(
             while m < queries {
                 let left = queries - m;
                 let keys = keys.clone();
-                m += if L::REGISTERS >= 16 && wide == 4 && left >= 4 {
-                    values_some::<L, E, 4, 4>(a, s, keys, m, w)
-                } else if L::REGISTERS >= 16 && wide == 4 && left == 3 {
-                    values_some::<L, E, 3, 4>(a, s, keys, m, w)
-                } else if L::REGISTERS >= 16 && wide == 4 && left == 2 {
-                    values_some::<L, E, 2, 4>(a, s, keys, m, w)
+                m += if L::REGISTERS >= 16 && wide == 4 {
+                    match fair(left, 6) {
+                        6 => values_some::<L, E, 6, 4>(a, s, keys, m, w),
+                        5 => values_some::<L, E, 5, 4>(a, s, keys, m, w),
+                        4 => values_some::<L, E, 4, 4>(a, s, keys, m, w),
+                        3 => values_some::<L, E, 3, 4>(a, s, keys, m, w),
+                        2 => values_some::<L, E, 2, 4>(a, s, keys, m, w),
+                        _ => values_some::<L, E, 1, 4>(a, s, keys, m, w),
+                    }
+                } else if L::REGISTERS >= 16 && wide == 2 {
+                    with_count!(fair(left, 12), N => values_some::<L, E, N, 2>(a, s, keys, m, w))
                 } else if L::REGISTERS >= 4 && left >= 4 {
                     values_wide::<L, E, 4>(a, s, keys, m, w, wide)
                 } else if L::REGISTERS >= 4 && wide == 4 {
                     values_some::<L, E, 1, 4>(a, s, keys, m, w)
+                } else if L::REGISTERS >= 4 && wide == 2 {
+                    values_some::<L, E, 1, 2>(a, s, keys, m, w)
                 } else {
                     values_wide::<L, E, 1>(a, s, keys, m, w, wide)
                 };
             }
             w += wide;
+        }
+    }
+}
+
+/// The weights of a split's keys times the scales of 8-bit values of the 32 elements from `32 ·
+/// of` on, for every query.
+#[inline(always)]
+unsafe fn weigh<L: Lanes>(
+    a: &Attend<'_>,
+    s: &mut Scratch,
+    keys: std::ops::Range<usize>,
+    queries: usize,
+    of: usize,
+) {
+    // SAFETY: the caller's word; whole vectors lie within a split and a block.
+    unsafe {
+        for t in (keys.start / 16 * 16..keys.end).step_by(16) {
+            let block = s.blocks[t / BLOCK].1;
+            let scales = block.add(BLOCK * a.v_stride).cast::<u16>().add(of * BLOCK);
+            let d = L::load_f16(scales.add(t % BLOCK));
+            for m in 0..queries {
+                let p = L::load(s.scores.as_ptr().add(m * SPLIT + t));
+                p.mul(d).store(s.weighed.as_mut_ptr().add(m * SPLIT + t));
+            }
         }
     }
 }
@@ -503,7 +544,8 @@ unsafe fn values_some<L: Lanes, E: Elements, const M: usize, const W: usize>(
 ) -> usize {
     // SAFETY: the caller's word.
     unsafe {
-        let p = s.scores.as_ptr().add(first * SPLIT);
+        let p = if E::SCALED { s.weighed.as_ptr() } else { s.scores.as_ptr() };
+        let p = p.add(first * SPLIT);
         let mut acc = [[L::splat(0.0); W]; M];
         for t in keys {
             let at = s.blocks[t / BLOCK].1;
@@ -512,11 +554,7 @@ unsafe fn values_some<L: Lanes, E: Elements, const M: usize, const W: usize>(
                 v[j] = E::load(at, t % BLOCK * a.v_stride + (w + j) * 16);
             }
             for m in 0..M {
-                let mut weight = *p.add(m * SPLIT + t);
-                if E::SCALED {
-                    weight *= s.scales[t];
-                }
-                let weight = L::splat(weight);
+                let weight = L::splat(*p.add(m * SPLIT + t));
                 for j in 0..W {
                     acc[m][j] = acc[m][j].add_product(weight, v[j]);
                 }

@@ -7,6 +7,7 @@
 mod attend;
 mod lanes;
 mod math;
+pub(crate) mod measure;
 pub(crate) mod rows;
 
 #[cfg(target_arch = "aarch64")]
