@@ -96,6 +96,8 @@ pub struct Session {
     /// Tokens whose keys and values are in the cache.
     held: Vec<TokenId>,
     out: StepOutput,
+    /// Rows and times of every step, while somebody wants them.
+    timed: Option<Vec<(usize, StepSeconds)>>,
 }
 
 /// What an answer is held to, and the memory for what it allows.
@@ -169,6 +171,7 @@ impl Session {
             vocab: plan.hyper.vocab,
             held: Vec::with_capacity(context.min(1 << 16) as usize),
             out: StepOutput::default(),
+            timed: None,
         })
     }
 
@@ -431,6 +434,16 @@ impl Session {
         self.program.step_seconds()
     }
 
+    /// Notes from now on how many rows each step has and where its time goes.
+    pub fn time(&mut self) {
+        self.timed = Some(Vec::new());
+    }
+
+    /// What [`Session::time`] noted; nothing where the device does not tell.
+    pub fn timed(&self) -> &[(usize, StepSeconds)] {
+        self.timed.as_deref().unwrap_or_default()
+    }
+
     /// Takes a sequence for computed, with keys and values of no meaning: what a step at a depth
     /// costs does not depend on them.
     ///
@@ -512,7 +525,11 @@ impl Session {
             stop: &[],
         };
         let ticket = self.program.submit(&[step])?;
-        Ok(self.program.wait(ticket, &mut self.out)?)
+        self.program.wait(ticket, &mut self.out)?;
+        if let (Some(timed), Some(seconds)) = (&mut self.timed, self.program.step_seconds()) {
+            timed.push((tokens.rows(), seconds));
+        }
+        Ok(())
     }
 }
 

@@ -115,6 +115,7 @@ pub(crate) fn bench(config: &Config, flags: &Bench) -> Result<()> {
         peak_bytes: machine::peak_bytes(),
         step_report: None,
     };
+    super::start::timing(config, &session);
     started.profile(config, &mut session, &prompt, &ids)?;
     if flags.json { output::json(&report) } else { output::product(report.text().as_bytes()) }
 }

@@ -87,6 +87,7 @@ pub(crate) fn run(config: &Config, flags: &Run) -> Result<()> {
     let rate = limit.zip(answer.tokens_per_s());
     let percent = rate.map(|(limit, rate)| limit.percent(started.bytes(), 1.0 / rate));
     conclude(config, &answer, percent);
+    start::timing(config, &session);
     started.profile(config, &mut session, &tokens, &answer.ids)?;
     if flags.step_report && !flags.json {
         let text = super::count::text(&super::count::of(&session)?);

@@ -158,8 +158,12 @@ impl Started {
         let other = opened.laid_out(config, options.context.unwrap_or(CONTEXT_DEFAULT as u32))?;
         let device = other.as_ref().unwrap_or(opened).device();
         let kind = device.info().kind;
-        Session::new(device, self.model.plan(), options)
-            .with_context(|| format!("could not prepare {} for {kind}", self.name))
+        let mut session = Session::new(device, self.model.plan(), options)
+            .with_context(|| format!("could not prepare {} for {kind}", self.name))?;
+        if config.timing {
+            session.time();
+        }
+        Ok(session)
     }
 
     /// Says what will run where, and how fast memory could go at most; `None` where that is not known.
@@ -218,17 +222,22 @@ impl Started {
             return Ok(());
         }
         session.reset();
-        let (mut prefill, mut decode) = (Vec::new(), Vec::new());
+        let [mut prefill, mut decode, mut prefill_kernels, mut decode_kernels] =
+            [const { Vec::new() }; 4];
         for chunk in prompt.chunks(CHUNK) {
             // Bytes are those of one pass over the weights, whatever the rows.
             add(&mut prefill, session.profile(chunk)?);
+            add(&mut prefill_kernels, session.kernel_times());
         }
         // The last token was chosen and not fed, so it may not fit.
         for id in ids[..ids.len().saturating_sub(1)].iter().take(PROFILED) {
             add(&mut decode, session.profile(&[*id])?);
+            add(&mut decode_kernels, session.kernel_times());
         }
         table(config, "prefill", &prefill);
+        table(config, "prefill kernels", &prefill_kernels);
         table(config, "decode", &decode);
+        table(config, "decode kernels", &decode_kernels);
         Ok(())
     }
 }
@@ -252,16 +261,34 @@ fn table(config: &Config, phase: &str, times: &[OpTime]) {
     if times.is_empty() {
         return;
     }
-    let head = format!("{phase:<16} {:>8} {:>10} {:>8} {:>6}", "calls", "ms", "GB/s", "share");
+    let head = format!("{phase:<22} {:>8} {:>10} {:>8} {:>6}", "calls", "ms", "GB/s", "share");
     output::note(config, &head);
     for t in times {
         let line = format!(
-            "{:<16} {:>8} {:>10.2} {:>8.2} {:>5.1}%",
+            "{:<22} {:>8} {:>10.2} {:>8.2} {:>5.1}%",
             t.name,
             t.calls,
             t.seconds * 1e3,
             t.bytes as f64 / t.seconds.max(1e-12) / 1e9,
             100.0 * t.seconds / all.max(1e-12)
+        );
+        output::note(config, &line);
+    }
+}
+
+/// The host's and the device's time of every step, where `--timing` asks and the device tells.
+pub(super) fn timing(config: &Config, session: &Session) {
+    if !config.timing {
+        return;
+    }
+    let timed = session.timed();
+    if timed.is_empty() {
+        output::note(config, "--timing: this device does not tell recording from running apart");
+    }
+    for (n, (rows, s)) in timed.iter().enumerate() {
+        let (encode, device) = (s.encode * 1e3, s.device * 1e3);
+        let line = format!(
+            "step {n:>4} {rows:>4} rows  recorded in {encode:>8.3} ms, ran in {device:>8.3} ms"
         );
         output::note(config, &line);
     }

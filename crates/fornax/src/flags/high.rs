@@ -22,6 +22,7 @@ pub(crate) struct Config {
     /// `None`: the device's own.
     pub(crate) act: Option<ActName>,
     pub(crate) profile: bool,
+    pub(crate) timing: bool,
     pub(crate) volume: Volume,
     /// Whether stderr can redraw a line.
     pub(crate) stderr_draws: bool,
@@ -69,6 +70,7 @@ impl Config {
             layout: shared.kv,
             act: shared.act,
             profile: shared.profile,
+            timing: shared.timing,
             volume,
             stderr_draws: std::io::stderr().is_terminal() && !dumb && volume != Volume::Quiet,
             hub: HubConfig::from_env(),

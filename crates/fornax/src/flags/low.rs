@@ -40,9 +40,12 @@ pub(crate) struct Shared {
     /// In which form matrices take activations [default: the device's own]
     #[arg(long, value_enum, global = true, value_name = "FORM")]
     pub(crate) act: Option<ActName>,
-    /// Print calls, time, GB/s and share of every kind of operation to stderr
+    /// Print calls, time, GB/s and share of every kind of operation and kernel to stderr
     #[arg(long, global = true)]
     pub(crate) profile: bool,
+    /// Print for every step what the host took to record it and what the device took to run it
+    #[arg(long, global = true)]
+    pub(crate) timing: bool,
     /// Log each step to stderr with its token, probability and phase
     #[arg(long, global = true, conflicts_with = "quiet")]
     pub(crate) verbose: bool,

@@ -8,6 +8,7 @@ mod cli;
 mod files;
 mod generate;
 mod hub;
+mod metal;
 mod modes;
 mod program;
 mod pull;
