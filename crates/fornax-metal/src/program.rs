@@ -350,6 +350,10 @@ impl Program for MetalProgram {
 
     fn poll(&mut self, ticket: &Ticket, out: &mut StepOutput) -> Result<Progress> {
         let flight = &self.flights[self.flight(*ticket)?];
+        if !flight.committed.is_ready() {
+            out.clear();
+            return Ok(Progress::Running);
+        }
         let done = flight.committed.advance()?;
         let frame = flight.frame;
         self.collect(frame, out)?;

@@ -112,6 +112,10 @@ impl Flight {
         match self.0 {}
     }
 
+    pub(super) fn is_over(&self) -> bool {
+        match self.0 {}
+    }
+
     pub(super) fn wait(self) -> std::result::Result<f64, Failure> {
         match self.0 {}
     }

@@ -336,6 +336,17 @@ impl Committed {
         work.told(self.number).map(|()| true)
     }
 
+    /// Whether its results so far may be looked at without a wait: a device's memory is only what it says once its
+    /// command buffers have ended.
+    pub fn is_ready(&self) -> bool {
+        let work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
+        let ahead = self.number.saturating_sub(work.finished) as usize;
+        work.waiting.iter().take(ahead).all(|pending| match pending {
+            Pending::Native(flight) => flight.is_over(),
+            _ => true,
+        })
+    }
+
     /// Whether there is nothing left to wait for.
     pub fn is_done(&self) -> bool {
         self.work.lock().unwrap_or_else(PoisonError::into_inner).finished >= self.number

@@ -106,6 +106,13 @@ impl Flight {
         self.plain_s
     }
 
+    /// Whether a wait would not wait.
+    pub(in crate::api) fn is_over(&self) -> bool {
+        // A queue's command buffers end in their order.
+        let last = self.rest.last().unwrap_or(&self.first);
+        matches!(last.status(), MTLCommandBufferStatus::Completed | MTLCommandBufferStatus::Error)
+    }
+
     /// Seconds that the GPU worked. Waits for all parts, and tells the first error: those of later parts are echoes.
     pub(in crate::api) fn wait(self) -> std::result::Result<f64, Failure> {
         autoreleasepool(|_| {
