@@ -9,6 +9,7 @@ mod fixture;
 mod golden;
 mod hostile;
 mod invariance;
+mod metal;
 mod serve;
 mod sessions;
 mod snapshot;
