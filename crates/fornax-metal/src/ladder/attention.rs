@@ -9,22 +9,22 @@ use crate::library::{KV_TYPES, entry};
 const BLOCK: usize = 32;
 
 /// A cache with `keys` tokens for each of two sequences, and rows that look at it.
-struct Scene {
-    ty: TensorType,
+pub(super) struct Scene {
+    pub(super) ty: TensorType,
     heads: usize,
     kv_heads: usize,
     kw: usize,
     vw: usize,
     stride: usize,
-    window: u32,
-    softcap: f32,
-    sinks: bool,
+    pub(super) window: u32,
+    pub(super) softcap: f32,
+    pub(super) sinks: bool,
     /// Position, sequence, liveness.
-    rows: Vec<(u32, u32, u32)>,
+    pub(super) rows: Vec<(u32, u32, u32)>,
 }
 
 impl Scene {
-    fn new(heads: usize, kv_heads: usize, kw: usize, vw: usize, keys: usize) -> Scene {
+    pub(super) fn new(heads: usize, kv_heads: usize, kw: usize, vw: usize, keys: usize) -> Scene {
         Scene {
             ty: TensorType::F32,
             heads,
@@ -145,7 +145,7 @@ impl Scene {
     }
 
     /// `together` query heads in a threadgroup, `splits` shares.
-    fn decode(&self, together: usize, splits: u32) {
+    pub(super) fn decode(&self, together: usize, splits: u32) {
         let rows = self.rows.len();
         let partials = room(rows * self.heads * splits as usize * (2 + self.vw));
         let out = room(rows * self.heads * self.vw);
@@ -171,7 +171,7 @@ impl Scene {
     }
 
     /// `together` query heads in a threadgroup.
-    fn prefill(&self, together: usize) {
+    pub(super) fn prefill(&self, together: usize) {
         let rows = self.rows.len();
         let out = room(rows * self.heads * self.vw);
         let grid = [(self.heads / together) as u32, rows.div_ceil(8) as u32, 1];

@@ -16,6 +16,7 @@ mod moe;
 mod names;
 mod rows;
 mod sample;
+mod sweep;
 
 use fornax_gguf::{TensorType, blocks};
 use fornax_msl::Buffer;

@@ -7,32 +7,37 @@ use super::{Run, close, floats, noise, read_floats, read_words, room, words};
 use crate::feed::UNUSABLE;
 use crate::library::{KV_TYPES, entry};
 
+/// The norm of so many rows of a width by threadgroups of so many threads.
+pub(super) fn norm(width: usize, rows: usize, threads: u32) {
+    let (x, weight) = (noise(1, width * rows), noise(2, width));
+    let residual = noise(3, width * rows);
+    for with in [false, true] {
+        let out = room(width * rows);
+        Run::new("rms_norm", &[], [rows as u32, 1, 1], [threads, 1, 1])
+            .floats(&x)
+            .floats(&weight)
+            .floats(&residual)
+            .buffer(&out)
+            .go(&[rows as u32, width as u32, 1e-5f32.to_bits(), u32::from(with)]);
+        let mut want = Vec::new();
+        for (x, residual) in x.chunks(width).zip(residual.chunks(width)) {
+            let square: f64 = x.iter().map(|v| f64::from(*v).powi(2)).sum();
+            let scale = 1.0 / (square / width as f64 + f64::from(1e-5f32)).sqrt();
+            for ((x, w), r) in x.iter().zip(&weight).zip(residual) {
+                let r = if with { f64::from(*r) } else { 0.0 };
+                want.push(f64::from(*x) * scale * f64::from(*w) + r);
+            }
+        }
+        close(&format!("norm {rows}x{width}"), &read_floats(&out, width * rows), &want, 1e-5);
+    }
+}
+
 #[test]
 pub(super) fn norm_of_rows_shorter_and_longer_than_a_threadgroup() {
     for (width, rows, threads) in
         [(7, 1, 32), (33, 2, 64), (130, 3, 64), (4100, 2, 1024), (576, 64, 96)]
     {
-        let (x, weight) = (noise(1, width * rows), noise(2, width));
-        let residual = noise(3, width * rows);
-        for with in [false, true] {
-            let out = room(width * rows);
-            Run::new("rms_norm", &[], [rows as u32, 1, 1], [threads, 1, 1])
-                .floats(&x)
-                .floats(&weight)
-                .floats(&residual)
-                .buffer(&out)
-                .go(&[rows as u32, width as u32, 1e-5f32.to_bits(), u32::from(with)]);
-            let mut want = Vec::new();
-            for (x, residual) in x.chunks(width).zip(residual.chunks(width)) {
-                let square: f64 = x.iter().map(|v| f64::from(*v).powi(2)).sum();
-                let scale = 1.0 / (square / width as f64 + f64::from(1e-5f32)).sqrt();
-                for ((x, w), r) in x.iter().zip(&weight).zip(residual) {
-                    let r = if with { f64::from(*r) } else { 0.0 };
-                    want.push(f64::from(*x) * scale * f64::from(*w) + r);
-                }
-            }
-            close(&format!("norm {rows}x{width}"), &read_floats(&out, width * rows), &want, 1e-5);
-        }
+        norm(width, rows, threads);
     }
 }
 

@@ -1,0 +1,142 @@
+//! The sweep: every variant of the kernels forced on every shape, whether a policy picks it or not. A sample of it always;
+//! all of it where `FORNAX_DEEP` is set.
+
+use fornax_gguf::TensorType;
+
+use super::attention::Scene;
+use super::linear::{Matrix, matmul_by};
+use super::rows::norm;
+use crate::library::{KV_TYPES, MORE_TYPES, WEIGHT_TYPES, numbered, typed};
+
+/// Takes one of `every` of what it is asked about, spread evenly; of a deep run everything.
+struct Sampler {
+    every: u64,
+    seen: u64,
+}
+
+impl Sampler {
+    fn new(every: u64) -> Sampler {
+        let deep = std::env::var_os("FORNAX_DEEP").is_some();
+        Sampler { every: if deep { 1 } else { every }, seen: 0 }
+    }
+
+    fn takes(&mut self) -> bool {
+        self.seen += 1;
+        // Multiplication by an odd number of no pattern: neighbours in the sweep differ in one axis.
+        self.seen.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32 < (1 << 32) / self.every
+    }
+}
+
+fn every_type() -> impl Iterator<Item = TensorType> {
+    WEIGHT_TYPES.iter().chain(MORE_TYPES).copied()
+}
+
+/// Columns of the sweep: of plain numbers as it names them, of blocks as many as hold those.
+fn columns(ty: TensorType) -> Vec<usize> {
+    let whole = |n: usize| n.next_multiple_of(ty.block_len());
+    let mut all = [7, 33, 130, 576].map(whole).to_vec();
+    all.dedup();
+    all
+}
+
+#[test]
+fn vectors_in_every_variant_on_every_shape() {
+    let mut sampler = Sampler::new(250);
+    for ty in every_type() {
+        for cols in columns(ty) {
+            for outs in [7usize, 33, 130] {
+                for [o, rows, s] in variants() {
+                    // The smallest simdgroups must have a thread for each output.
+                    if !sampler.takes() || 32 * s < o * rows {
+                        continue;
+                    }
+                    let m = Matrix::new(ty, outs, cols, u64::from(o));
+                    let grid = [(outs as u32).div_ceil(o), 1, 1];
+                    let (name, constants) = typed("matvec", &[ty], &[o, rows, s, 0]);
+                    matmul_by(&name, &m, rows as usize, &constants, grid, 32 * s);
+                    let constants = numbered(&[ty], &[o, rows, s, 0]);
+                    matmul_by("matvec_any", &m, rows as usize, &constants, grid, 32 * s);
+                }
+            }
+        }
+    }
+}
+
+fn variants() -> impl Iterator<Item = [u32; 3]> {
+    let of = |o| (1..=4).flat_map(move |r| [1, 2, 4, 8].map(|s| [o, r, s]));
+    [1, 2, 4].into_iter().flat_map(of)
+}
+
+#[test]
+fn matrices_of_one_to_many_rows_on_every_shape() {
+    let mut sampler = Sampler::new(60);
+    for ty in every_type() {
+        for cols in columns(ty) {
+            for outs in [7usize, 33, 130] {
+                for rows in [1usize, 2, 5, 8, 11, 16, 17, 32, 33, 64] {
+                    if !sampler.takes() {
+                        continue;
+                    }
+                    let m = Matrix::new(ty, outs, cols, rows as u64);
+                    let (o, r) = (outs as u32, rows as u32);
+                    let (name, constants) = typed("matmul_small", &[ty], &[]);
+                    let grid = [o.div_ceil(8), r.div_ceil(16), 1];
+                    matmul_by(&name, &m, rows, &constants, grid, 128);
+                    let (name, constants) = typed("matmul_tiled", &[ty], &[]);
+                    let grid = [o.div_ceil(64), r.div_ceil(32), 1];
+                    matmul_by(&name, &m, rows, &constants, grid, 128);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn norms_of_every_width_by_every_threadgroup() {
+    let mut sampler = Sampler::new(6);
+    for width in [1, 7, 33, 130, 1023, 1024, 1025, 4100] {
+        for rows in [1, 3, 64] {
+            for threads in [32, 64, 96, 512, 1024] {
+                if sampler.takes() && width * rows < 100_000 {
+                    norm(width, rows, threads);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn attention_in_every_variant_on_every_shape() {
+    let mut sampler = Sampler::new(80);
+    for (heads, kv_heads) in [(1, 1), (3, 1), (8, 1), (4, 2), (4, 4)] {
+        for width in [64usize, 80, 96, 128, 256] {
+            for keys in [1, 2, 7, 31, 32, 33, 64, 130, 1000, 5000] {
+                for ty in KV_TYPES.iter().filter(|ty| width % ty.block_len() == 0) {
+                    for (window, softcap, sinks) in
+                        [(0, 0.0, false), (33, 0.0, true), (0, 3.0, true), (1, 2.0, false)]
+                    {
+                        // What has many keys is slow: less of it, and of one sequence.
+                        let long = keys >= 1000;
+                        if !sampler.takes() || long && !sampler.takes() {
+                            continue;
+                        }
+                        let mut scene = Scene::new(heads, kv_heads, width, width, keys);
+                        (scene.ty, scene.window) = (*ty, window);
+                        (scene.softcap, scene.sinks) = (softcap, sinks);
+                        if long {
+                            scene.rows.truncate(1);
+                        }
+                        let group = heads / kv_heads;
+                        for together in (1..=group).filter(|n| group % n == 0) {
+                            let splits = 1 + keys as u32 / 40;
+                            scene.decode(together, splits.min(32));
+                            if together <= 4 {
+                                scene.prefill(together);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
