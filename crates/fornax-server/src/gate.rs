@@ -59,6 +59,8 @@ pub(crate) async fn gate(
     let note = Note::default();
     request.extensions_mut().insert(note.clone());
     let anthropic = path.starts_with("/v1/messages");
+    let entry = Entry { id: id.clone(), method, path, status: CLIENT_LEFT, began, note };
+    let mut waiting = Waiting(Some(entry));
     let mut response = match admit(&app, &request) {
         Ok(Admitted::Preflight) => StatusCode::NO_CONTENT.into_response(),
         Ok(Admitted::Request) => next.run(request).await,
@@ -75,7 +77,8 @@ pub(crate) async fn gate(
     }
     // Paths that are no endpoint's are anybody's choice, and would fill the table.
     app.metrics.answered(endpoint.as_deref().unwrap_or("none"), response.status().as_u16());
-    let entry = Entry { id, method, path, status: response.status(), began, note };
+    let status = response.status().as_u16();
+    let entry = waiting.0.take().map(|entry| Entry { status, ..entry });
     response.map(|body| Body::new(Logged { body, entry, whole: false }))
 }
 
@@ -194,21 +197,56 @@ fn request_id(headers: &HeaderMap) -> String {
     given.map_or_else(|| new_id("req_"), str::to_owned)
 }
 
+/// What the log calls the status of an answer that nobody waited for.
+const CLIENT_LEFT: u16 = 499;
+
+/// A line of the access log.
 #[derive(Debug)]
 struct Entry {
     id: String,
     method: Method,
     path: String,
-    status: StatusCode,
+    status: u16,
     began: Instant,
     note: Note,
+}
+
+impl Entry {
+    fn write(&self, left: bool) {
+        let Entry { id, method, path, status, began, note } = self;
+        let noted = note.lock().clone();
+        tracing::info!(
+            target: "fornax::access",
+            id,
+            %method,
+            path = path.chars().take(200).collect::<String>(),
+            status,
+            ms = began.elapsed().as_millis() as u64,
+            model = noted.model,
+            prompt = noted.usage.prompt,
+            cached = noted.usage.cached,
+            generated = noted.usage.generated,
+            left,
+        );
+    }
+}
+
+/// Writes the entry of a request that is dropped before it has an answer: its client left.
+struct Waiting(Option<Entry>);
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if let Some(entry) = &self.0 {
+            entry.write(true);
+        }
+    }
 }
 
 /// A body that writes its entry of the access log when it is gone, sent or not.
 #[derive(Debug)]
 struct Logged {
     body: Body,
-    entry: Entry,
+    entry: Option<Entry>,
     /// The end was reached.
     whole: bool,
 }
@@ -239,21 +277,9 @@ impl http_body::Body for Logged {
 
 impl Drop for Logged {
     fn drop(&mut self) {
-        let Entry { id, method, path, status, began, note } = &self.entry;
-        let noted = note.lock().clone();
         let whole = self.whole || self.body.is_end_stream();
-        tracing::info!(
-            target: "fornax::access",
-            id,
-            %method,
-            path = path.chars().take(200).collect::<String>(),
-            status = status.as_u16(),
-            ms = began.elapsed().as_millis() as u64,
-            model = noted.model,
-            prompt = noted.usage.prompt,
-            cached = noted.usage.cached,
-            generated = noted.usage.generated,
-            left = !whole,
-        );
+        if let Some(entry) = &self.entry {
+            entry.write(!whole);
+        }
     }
 }

@@ -61,10 +61,13 @@ pub(crate) async fn serve(
 ) {
     let places = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
-        let Ok(place) = places.clone().acquire_owned().await else { break };
-        let accepted = tokio::select! {
+        let next = async {
+            let place = places.clone().acquire_owned().await;
+            (place, listener.accept().await)
+        };
+        let (place, accepted) = tokio::select! {
             () = stop.wait() => break,
-            accepted = listener.accept() => accepted,
+            next = next => next,
         };
         match accepted {
             Ok((stream, _)) => {

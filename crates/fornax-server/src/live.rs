@@ -194,8 +194,9 @@ impl Live {
                     }
                 }
             }
-            Update::Done(Done { finish, hidden, .. }) => {
+            Update::Done(Done { finish, hidden, cached, .. }) => {
                 self.submitted.ended(index);
+                choice.usage.cached = cached;
                 if finish == Finish::Cancelled {
                     return Err(Refusal::failed("the engine gave the request up; it is ending"));
                 }

@@ -71,8 +71,7 @@ impl Conversation {
         served: &Arc<Served>,
     ) -> Result<Vec<TokenId>, Refusal> {
         let (conversation, served) = (self.clone(), served.clone());
-        let size: usize =
-            self.messages.iter().map(|m| m["content"].as_str().map_or(1000, str::len)).sum();
+        let size: usize = self.messages.iter().chain(&self.tools).map(weight).sum();
         beside(size > LARGE, move || {
             let prompt = conversation.prompt(&served, true)?;
             Ok(served.model.tokenizer().encode_prompt(&prompt))
@@ -141,6 +140,16 @@ impl Conversation {
             }
         }
         tools.into()
+    }
+}
+
+/// About how many bytes of text a value holds.
+fn weight(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len(),
+        Value::Array(items) => items.iter().map(weight).sum(),
+        Value::Object(map) => map.values().map(weight).sum(),
+        _ => 8,
     }
 }
 

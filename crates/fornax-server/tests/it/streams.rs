@@ -3,7 +3,7 @@
 use fornax_engine::serve::Finish;
 use serde_json::{Value, json};
 
-use crate::script::{Script, Scripted};
+use crate::script::Script;
 use crate::server::Server;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -287,19 +287,4 @@ fn echo_gives_the_prompt_back_with_its_log_probabilities() {
     let text: String =
         chunks.iter().filter_map(|c| c["choices"][0]["text"].as_str().map(str::to_owned)).collect();
     assert_eq!(text, "hello world");
-}
-
-/// Both halves of a conversation must agree.
-pub(crate) fn agree(
-    server: &Server,
-    engine: &Scripted,
-    text: &str,
-    extra: &Value,
-) -> (Value, Vec<Value>) {
-    engine.say(text);
-    let answer = server.ok(CHAT, &chat(extra));
-    engine.say(text);
-    let mut body = chat(extra);
-    body["stream"] = true.into();
-    (answer["choices"][0].clone(), server.post(CHAT, &body).chunks())
 }
