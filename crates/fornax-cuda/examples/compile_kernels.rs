@@ -37,6 +37,22 @@ fn main() -> ExitCode {
             }
         }
     }
+    for variant in fornax_cuda::variants() {
+        for arch in &archs {
+            let started = Instant::now();
+            match compiler.compile_variant(&variant, *arch) {
+                Ok(size) => {
+                    let s = started.elapsed().as_secs_f64();
+                    println!("{} sm_{arch}: {size} bytes, {s:.2} s", variant.label());
+                    passed += 1;
+                }
+                Err(e) => {
+                    println!("{} sm_{arch}: {e}", variant.label());
+                    failed += 1;
+                }
+            }
+        }
+    }
     println!("{passed} passed, {failed} failed");
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

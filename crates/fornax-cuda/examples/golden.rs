@@ -11,8 +11,10 @@ use std::process::ExitCode;
 use fornax_cuda::CudaDevice;
 use fornax_engine::arch;
 use fornax_gguf::Gguf;
+use fornax_plan::reference::ReferenceDevice;
 use fornax_plan::{
-    BlockId, Device, KvType, Limits, Plan, SeqStep, SlotId, StepOutput, TokenId, Tokens, Want,
+    ActMode, BlockId, Device, KvType, Limits, Plan, SeqStep, SlotId, StepOutput, TokenId, Tokens,
+    Want,
 };
 use serde_json::Value;
 
@@ -26,6 +28,101 @@ fn ints(v: &Value) -> Vec<u32> {
 
 fn floats(v: &Value) -> Vec<f32> {
     v.as_array().into_iter().flatten().filter_map(|x| Some(x.as_f64()? as f32)).collect()
+}
+
+/// Largest difference from the reference with 8-bit activations: a value on a rounding edge may fall to either side.
+const ROUNDED: f32 = 2e-2;
+
+/// Logits of a whole sequence, row by row, and where asked the tokens of a chain behind it.
+fn run(
+    device: &dyn Device,
+    plan: &Plan,
+    limits: &Limits,
+    tokens: &[TokenId],
+    more: u32,
+) -> Result<(Vec<f32>, Vec<TokenId>), String> {
+    let told = |e: fornax_plan::Error| e.to_string();
+    let n = tokens.len() as u32;
+    let mut program = device.prepare(plan, limits).map_err(told)?;
+    let table: Vec<BlockId> = (0..limits.kv_blocks).rev().map(BlockId).collect();
+    let tables = vec![&table[..]; plan.kv.len()];
+    let every = [(0..n, Want::Logits)];
+    let step = SeqStep {
+        slot: SlotId(0),
+        tokens: Tokens::Host(tokens),
+        pos: 0,
+        tables: &tables,
+        wants: &every,
+        sample: None,
+        max_new: 1,
+        stop: &[],
+    };
+    let mut out = StepOutput::default();
+    let ticket = program.submit(std::slice::from_ref(&step)).map_err(told)?;
+    program.wait(ticket, &mut out).map_err(told)?;
+    let logits = std::mem::take(&mut out.logits);
+    let mut chosen = Vec::new();
+    if more > 0 {
+        let last = [(n - 1..n, Want::Token { logprob: true })];
+        let step = SeqStep { wants: &last, max_new: more, ..step };
+        let ticket = program.submit(&[step]).map_err(told)?;
+        program.wait(ticket, &mut out).map_err(told)?;
+        if let Some(t) = out.tokens.iter().find(|t| t.logprob.is_nan() || t.logprob > 0.0) {
+            return Err(format!("log-probability {} of a chosen token", t.logprob));
+        }
+        chosen.extend(out.tokens.iter().map(|t| t.token));
+    }
+    Ok((logits, chosen))
+}
+
+/// The device with 8-bit activations against the reference in that mode: the logits of the prompt, then, along the
+/// tokens that the device chose, how far each was below the reference's best.
+fn rounded(
+    device: &dyn Device,
+    plan: &Plan,
+    p: &Value,
+    kv_type: KvType,
+) -> Result<(f32, f32), String> {
+    let mut tokens: Vec<TokenId> = ints(&p["tokens"]);
+    let n = tokens.len();
+    let more = 24;
+    let limits = Limits {
+        slots: 1,
+        rows: n as u32 + more,
+        wanted: n as u32 + more,
+        kv_blocks: (n as u32 + more).div_ceil(16) + 1,
+        kv_type,
+        act: Some(ActMode::Q8),
+        ..Limits::default()
+    };
+    let vocab = plan.hyper.vocab as usize;
+    let (have, chosen) = run(device, plan, &limits, &tokens, more)?;
+    tokens.extend(&chosen);
+    let (want, _) =
+        run(&ReferenceDevice::default(), plan, &limits, &tokens[..tokens.len() - 1], 0)?;
+    let mut worst = 0.0f32;
+    for (w, h) in want.chunks(vocab).zip(have.chunks(vocab)) {
+        let scale = 1.0 + w.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+        for (w, h) in w.iter().zip(h) {
+            let off = (w - h).abs() / scale;
+            worst = if off.is_nan() { f32::INFINITY } else { worst.max(off) };
+        }
+    }
+    let mut below = 0.0f32;
+    for (row, token) in want.chunks(vocab).skip(n - 1).zip(&chosen) {
+        let best = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let scale = 1.0 + row.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+        below = below.max((best - row[*token as usize]) / scale);
+    }
+    if chosen.len() != more as usize {
+        return Err(format!("{} tokens, expected {more}", chosen.len()));
+    }
+    if worst > ROUNDED || below > ROUNDED {
+        return Err(format!(
+            "8-bit, {kv_type:?}: logits off by {worst:.1e}, choices below by {below:.1e}"
+        ));
+    }
+    Ok((worst, below))
 }
 
 /// Runs one prompt; the worst difference of its logits and of how many greedy tokens agreed.
@@ -43,7 +140,7 @@ fn prompt(device: &dyn Device, plan: &Plan, p: &Value) -> Result<(f32, usize), S
         wanted: n,
         kv_blocks: blocks,
         kv_type: KvType::F32,
-        act: Some(device.info().act),
+        act: Some(ActMode::F32),
         ..Limits::default()
     };
     let mut program = device.prepare(plan, &limits).map_err(told)?;
@@ -104,7 +201,7 @@ fn model(device: &dyn Device, folder: &Path) -> Result<Outcome, String> {
         wanted: 1,
         kv_blocks: 1,
         kv_type: KvType::F32,
-        act: Some(device.info().act),
+        act: Some(ActMode::F32),
         ..Limits::default()
     };
     if let Some(r) = device.supports(&plan, &limits).first() {
@@ -113,9 +210,14 @@ fn model(device: &dyn Device, folder: &Path) -> Result<Outcome, String> {
     let text = std::fs::read_to_string(folder.join("expected.json")).map_err(|e| e.to_string())?;
     let json: Value = serde_json::from_str(&text).map_err(|e| e.to_string())?;
     let (mut worst, mut tokens, mut prompts) = (0.0f32, 0, 0);
+    let (mut far, mut under) = (0.0f32, 0.0f32);
     for p in json["prompts"].as_array().into_iter().flatten() {
         let (off, same) = prompt(device, &plan, p)?;
         (worst, tokens, prompts) = (worst.max(off), tokens + same, prompts + 1);
+        for kv_type in [KvType::F32, KvType::F16] {
+            let (off, below) = rounded(device, &plan, p, kv_type)?;
+            (far, under) = (far.max(off), under.max(below));
+        }
     }
     if prompts == 0 {
         return Err("no prompts".into());
@@ -123,7 +225,9 @@ fn model(device: &dyn Device, folder: &Path) -> Result<Outcome, String> {
     if worst > LOGITS {
         return Err(format!("logits off by {worst:.1e}, expected within {LOGITS}"));
     }
-    let told = format!("{prompts} prompts, logits within {worst:.1e}, {tokens} greedy tokens");
+    let told = format!(
+        "{prompts} prompts, logits within {worst:.1e}, {tokens} greedy tokens; 8-bit {far:.1e}, {under:.1e}"
+    );
     Ok(Outcome::Agreed(told))
 }
 

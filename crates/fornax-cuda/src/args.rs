@@ -62,8 +62,15 @@ args! {
         halves: u32,
         magnitude: f32,
     }
-    /// `kv_write`; widths are those of all heads together, `stride` of one block table.
-    KvWriteArgs { rows: u32, k_width: u32, v_width: u32, block: u32, stride: u32, }
+    /// `kv_write`; widths are those of all heads together, `stride` of one block table, `tokens` those of a pool.
+    KvWriteArgs {
+        rows: u32,
+        k_width: u32,
+        v_width: u32,
+        block: u32,
+        stride: u32,
+        tokens: u32,
+    }
     /// `attention`; `window` is 0 for none, `softcap` 0 for none, `sinks` 0 or 1.
     AttentionArgs {
         rows: u32,
@@ -77,6 +84,38 @@ args! {
         scale: f32,
         softcap: f32,
         sinks: u32,
+        tokens: u32,
+    }
+    /// `retile_*`: row i goes to row `base + i · step` of a matrix of `all` rows of `nb` blocks.
+    RetileArgs { rows: u32, nb: u32, base: u32, step: u32, all: u32, }
+    /// `embed_rows`; `ty` is the kernels' number of the format.
+    EmbedRowsArgs { rows: u32, width: u32, vocab: u32, ty: u32, scale: f32, }
+    /// `decode`: sizes, then where things lie in shared memory.
+    DecodeArgs {
+        rows: u32,
+        stages: u32,
+        rounds: u32,
+        base: u32,
+        turn_rows: u32,
+        turn_pairs: u32,
+        ropes: u32,
+        group_words: u32,
+        stride: u32,
+        vocab: u32,
+        width: u32,
+        table_type: u32,
+        out_first: u32,
+        out_next: u32,
+        ring_at: u32,
+        x_at: u32,
+        part_at: u32,
+        norms_at: u32,
+        slots: u32,
+        stage_at: u32,
+        tokens_low: u32,
+        tokens_high: u32,
+        starts: u32,
+        scale: f32,
     }
     /// `select_rows`.
     SelectArgs { rows: u32, width: u32, }
@@ -95,6 +134,6 @@ mod tests {
         assert_eq!(a.words(), [3, 64]);
         let a = EmbedArgs { rows: 1, width: 2, vocab: 3, scale: 2.5 };
         assert_eq!(a.words(), [1, 2, 3, 2.5f32.to_bits()]);
-        assert_eq!(size_of::<AttentionArgs>(), 4 * 11);
+        assert_eq!(size_of::<AttentionArgs>(), 4 * 12);
     }
 }

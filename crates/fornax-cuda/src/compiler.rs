@@ -1,11 +1,18 @@
-//! NVRTC, NVIDIA's run-time compiler, found and loaded at run time. It knows no kernel's meaning.
+//! NVRTC, NVIDIA's run-time compiler, found and loaded at run time, and the machine code that it made before. It knows
+//! no kernel's meaning.
+//!
+//! Machine code is kept by a hash of source, headers, options and architecture: in memory, and in the folder that
+//! `FORNAX_CUBINS` names (else under the user's cache folder), which can be carried to a machine without a compiler.
 //!
 //! It is loaded here and not through `cudarc`, whose loader knows no folders and panics where the
 //! library is missing. Interface: NVRTC User Guide, release 13.0.
 
+use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::ptr;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use fornax_gguf::TensorType;
 use fornax_plan::{Error, Result};
@@ -15,9 +22,19 @@ use crate::kernels::{self, Family};
 
 type Program = *mut std::ffi::c_void;
 
-/// The loaded compiler.
+/// The loaded compiler, or what stands for it where there is none: code that was compiled before.
 #[derive(Debug)]
 pub struct Compiler {
+    /// Or why there is none.
+    nvrtc: std::result::Result<Nvrtc, String>,
+    folder: Option<PathBuf>,
+    /// Replaces sources and headers by the files of a folder, for trying variants.
+    sources: Option<PathBuf>,
+    made: Mutex<HashMap<String, Arc<Vec<u8>>>>,
+}
+
+#[derive(Debug)]
+struct Nvrtc {
     library: Library,
     /// Where its built-in functions come from; kept loaded as long as it is.
     _builtins: Option<Library>,
@@ -28,88 +45,30 @@ pub struct Compiler {
 #[derive(Clone, Debug)]
 pub struct Code {
     /// The image that the driver loads.
-    pub cubin: Vec<u8>,
+    pub cubin: Arc<Vec<u8>>,
 }
 
 impl Compiler {
-    /// Finds and loads the library: in the folder that `FORNAX_NVRTC` names, where the system
-    /// looks for libraries, and where toolkits and their Python packages put it.
+    /// Finds the compiler; without one, only what was compiled before can be had.
     ///
     /// # Errors
-    /// `is_unsupported`, naming what was looked for and how to get it.
+    /// `is_unsupported` where there is neither a compiler nor a folder of machine code.
     pub fn load() -> Result<Compiler> {
-        let asked = std::env::var_os("FORNAX_NVRTC").map(PathBuf::from);
-        for folder in asked.iter().flat_map(|f| [f.clone(), f.join("nvidia/cu13/lib")]) {
-            if let Some(found) = Compiler::in_folder(&folder) {
-                return Ok(found);
+        let folder = cache_folder();
+        let nvrtc = Nvrtc::load().map_err(|e| e.to_string());
+        let carried = folder.as_ref().is_some_and(|f| f.is_dir());
+        match nvrtc {
+            Err(e) if !carried => Err(Error::unsupported(e)),
+            nvrtc => {
+                let sources = std::env::var_os("FORNAX_KERNELS").map(PathBuf::from);
+                Ok(Compiler { nvrtc, folder, sources, made: Mutex::default() })
             }
         }
-        for name in NAMES {
-            // SAFETY: loading NVRTC runs its initialisers, which have no conditions.
-            if let Ok(library) = unsafe { Library::new(*name) }
-                && let Some(found) = Compiler::from(library, None)
-            {
-                return Ok(found);
-            }
-        }
-        let homes = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os);
-        let usual = ["/usr/local/cuda", "/usr/local/cuda-13", "/usr/local/cuda-13.0", "/opt/cuda"];
-        let homes = homes.map(PathBuf::from).chain(usual.iter().map(PathBuf::from));
-        for folder in homes.flat_map(|h| [h.join("lib64"), h.join("lib"), h.join("bin")]) {
-            if let Some(found) = Compiler::in_folder(&folder) {
-                return Ok(found);
-            }
-        }
-        Err(Error::unsupported(format!(
-            "cuda: the kernel compiler NVRTC was not found (looked for {} on the library path and \
-             under /usr/local/cuda); install CUDA's run-time compiler (`pip install \
-             nvidia-cuda-nvrtc`) and name its folder in FORNAX_NVRTC, or use --device cpu",
-            NAMES.join(", ")
-        )))
     }
 
-    fn in_folder(folder: &Path) -> Option<Compiler> {
-        let entries = std::fs::read_dir(folder).ok()?;
-        let mut names: Vec<PathBuf> = entries.filter_map(|e| Some(e.ok()?.path())).collect();
-        names.sort();
-        let named = |part: &str| {
-            let has = |p: &&PathBuf| {
-                let name = p.file_name().map(|n| n.to_string_lossy().into_owned());
-                name.is_some_and(|n| n.starts_with(part) && !n.contains(".alt."))
-            };
-            names.iter().find(has)
-        };
-        // The compiler looks for its built-in functions on the library path alone; once loaded,
-        // they are found by name.
-        let builtins = named("libnvrtc-builtins.so").or_else(|| named("nvrtc-builtins"));
-        let library = named("libnvrtc.so").or_else(|| named("nvrtc64"))?;
-        // SAFETY: as above.
-        let builtins = builtins.and_then(|p| unsafe { Library::new(p) }.ok());
-        // SAFETY: as above.
-        let library = unsafe { Library::new(library) }.ok()?;
-        Compiler::from(library, builtins)
-    }
-
-    fn from(library: Library, builtins: Option<Library>) -> Option<Compiler> {
-        let (mut major, mut minor) = (0, 0);
-        {
-            // SAFETY: the signature is that of the interface.
-            let version = unsafe {
-                library
-                    .get::<unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int>(b"nvrtcVersion\0")
-            };
-            // SAFETY: both pointers are valid for the call.
-            let status = unsafe { version.ok()?(&raw mut major, &raw mut minor) };
-            if status != 0 {
-                return None;
-            }
-        }
-        Some(Compiler { library, _builtins: builtins, version: (major, minor) })
-    }
-
-    /// The compiler's release.
+    /// The compiler's release; 0 where there is none.
     pub fn version(&self) -> (i32, i32) {
-        self.version
+        self.nvrtc.as_ref().map_or((0, 0), |n| n.version)
     }
 
     /// Compiles a family for an architecture (90 for sm_90) with entries for these formats; every
@@ -131,14 +90,171 @@ impl Compiler {
         Ok(Code { cubin })
     }
 
-    fn cubin(&self, name: &str, source: &str, arch: u32) -> Result<Vec<u8>> {
+    /// Machine code of a source.
+    ///
+    /// # Errors
+    /// `is_malformed` with the compiler's log, `is_unsupported` where there is no compiler and the code is not at hand.
+    pub(crate) fn cubin(&self, name: &str, source: &str, arch: u32) -> Result<Arc<Vec<u8>>> {
+        let mut headers: Vec<(String, String)> =
+            kernels::HEADERS.iter().map(|(n, t)| (n.to_string(), t.to_string())).collect();
+        let mut source = source.to_string();
+        if let Some(folder) = &self.sources {
+            for (name, text) in &mut headers {
+                let file = name.rsplit('/').next().unwrap_or(name);
+                if let Ok(found) = std::fs::read_to_string(folder.join(file)) {
+                    *text = found;
+                }
+            }
+            if let Ok(found) = std::fs::read_to_string(folder.join(name)) {
+                let head = source.find("#line 1\n").map_or(0, |at| at + 8);
+                source.replace_range(head.., &found);
+            }
+            if let Ok(found) = std::fs::read_to_string(folder.join("defines")) {
+                source.insert_str(0, &found);
+            }
+        }
+        let key = key(name, &source, &headers, arch);
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(code) = made.get(&key) {
+            return Ok(Arc::clone(code));
+        }
+        let file = self.folder.as_ref().map(|f| f.join(&key));
+        let kept = file.as_ref().and_then(|f| std::fs::read(f).ok());
+        let code = match (kept, &self.nvrtc) {
+            (Some(code), _) => code,
+            (None, Ok(nvrtc)) => {
+                let code = nvrtc.cubin(name, &source, &headers, arch)?;
+                if let Some(file) = &file {
+                    keep(file, &code);
+                }
+                code
+            }
+            (None, Err(e)) => return Err(Error::unsupported(e.clone())),
+        };
+        let code = Arc::new(code);
+        made.insert(key, Arc::clone(&code));
+        Ok(code)
+    }
+}
+
+/// Where machine code is kept.
+fn cache_folder() -> Option<PathBuf> {
+    let named = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    named("FORNAX_CUBINS").or_else(|| {
+        let cache = named("XDG_CACHE_HOME").or_else(|| Some(named("HOME")?.join(".cache")))?;
+        Some(cache.join("fornax").join("cubins"))
+    })
+}
+
+/// Writes beside the place and renames, so that nobody reads half a file. A cache that cannot be written is none.
+fn keep(file: &Path, code: &[u8]) {
+    let Some(folder) = file.parent() else { return };
+    let beside = file.with_extension(format!("{}", std::process::id()));
+    let written = std::fs::create_dir_all(folder).and_then(|()| std::fs::write(&beside, code));
+    if written.and_then(|()| std::fs::rename(&beside, file)).is_err() {
+        let _ = std::fs::remove_file(&beside);
+    }
+}
+
+/// The name under which code is kept.
+fn key(name: &str, source: &str, headers: &[(String, String)], arch: u32) -> String {
+    let hash = |salt: u64| {
+        let mut h = DefaultHasher::new();
+        (salt, env!("CARGO_PKG_VERSION"), source, headers).hash(&mut h);
+        h.finish()
+    };
+    let stem = name.trim_end_matches(".cu");
+    format!("{stem}-{:016x}{:016x}.sm_{arch}.cubin", hash(1), hash(2))
+}
+
+impl Nvrtc {
+    /// Finds and loads the library: in the folder that `FORNAX_NVRTC` names, where the system
+    /// looks for libraries, and where toolkits and their Python packages put it.
+    ///
+    /// # Errors
+    /// `is_unsupported`, naming what was looked for and how to get it.
+    fn load() -> Result<Nvrtc> {
+        let asked = std::env::var_os("FORNAX_NVRTC").map(PathBuf::from);
+        for folder in asked.iter().flat_map(|f| [f.clone(), f.join("nvidia/cu13/lib")]) {
+            if let Some(found) = Nvrtc::in_folder(&folder) {
+                return Ok(found);
+            }
+        }
+        for name in NAMES {
+            // SAFETY: loading NVRTC runs its initialisers, which have no conditions.
+            if let Ok(library) = unsafe { Library::new(*name) }
+                && let Some(found) = Nvrtc::from(library, None)
+            {
+                return Ok(found);
+            }
+        }
+        let homes = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os);
+        let usual = ["/usr/local/cuda", "/usr/local/cuda-13", "/usr/local/cuda-13.0", "/opt/cuda"];
+        let homes = homes.map(PathBuf::from).chain(usual.iter().map(PathBuf::from));
+        for folder in homes.flat_map(|h| [h.join("lib64"), h.join("lib"), h.join("bin")]) {
+            if let Some(found) = Nvrtc::in_folder(&folder) {
+                return Ok(found);
+            }
+        }
+        Err(Error::unsupported(format!(
+            "cuda: the kernel compiler NVRTC was not found (looked for {} on the library path and \
+             under /usr/local/cuda); install CUDA's run-time compiler (`pip install \
+             nvidia-cuda-nvrtc`) and name its folder in FORNAX_NVRTC, or use --device cpu",
+            NAMES.join(", ")
+        )))
+    }
+
+    fn in_folder(folder: &Path) -> Option<Nvrtc> {
+        let entries = std::fs::read_dir(folder).ok()?;
+        let mut names: Vec<PathBuf> = entries.filter_map(|e| Some(e.ok()?.path())).collect();
+        names.sort();
+        let named = |part: &str| {
+            let has = |p: &&PathBuf| {
+                let name = p.file_name().map(|n| n.to_string_lossy().into_owned());
+                name.is_some_and(|n| n.starts_with(part) && !n.contains(".alt."))
+            };
+            names.iter().find(has)
+        };
+        // The compiler looks for its built-in functions on the library path alone; once loaded,
+        // they are found by name.
+        let builtins = named("libnvrtc-builtins.so").or_else(|| named("nvrtc-builtins"));
+        let library = named("libnvrtc.so").or_else(|| named("nvrtc64"))?;
+        // SAFETY: as above.
+        let builtins = builtins.and_then(|p| unsafe { Library::new(p) }.ok());
+        // SAFETY: as above.
+        let library = unsafe { Library::new(library) }.ok()?;
+        Nvrtc::from(library, builtins)
+    }
+
+    fn from(library: Library, builtins: Option<Library>) -> Option<Nvrtc> {
+        let (mut major, mut minor) = (0, 0);
+        {
+            // SAFETY: the signature is that of the interface.
+            let version = unsafe {
+                library
+                    .get::<unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int>(b"nvrtcVersion\0")
+            };
+            // SAFETY: both pointers are valid for the call.
+            let status = unsafe { version.ok()?(&raw mut major, &raw mut minor) };
+            if status != 0 {
+                return None;
+            }
+        }
+        Some(Nvrtc { library, _builtins: builtins, version: (major, minor) })
+    }
+
+    fn cubin(
+        &self,
+        name: &str,
+        source: &str,
+        headers: &[(String, String)],
+        arch: u32,
+    ) -> Result<Vec<u8>> {
         let text =
             |s: &str| CString::new(s).map_err(|_| Error::malformed("cuda: a NUL in a source"));
         let (c_name, c_source) = (text(name)?, text(source)?);
-        let bodies: Vec<CString> =
-            kernels::HEADERS.iter().map(|h| text(h.1)).collect::<Result<_>>()?;
-        let names: Vec<CString> =
-            kernels::HEADERS.iter().map(|h| text(h.0)).collect::<Result<_>>()?;
+        let bodies: Vec<CString> = headers.iter().map(|h| text(&h.1)).collect::<Result<_>>()?;
+        let names: Vec<CString> = headers.iter().map(|h| text(&h.0)).collect::<Result<_>>()?;
         let pointers = |all: &[CString]| all.iter().map(|s| s.as_ptr()).collect::<Vec<_>>();
         let (bodies_at, names_at) = (pointers(&bodies), pointers(&names));
         let create = self.symbol::<CreateProgram>(b"nvrtcCreateProgram\0")?;

@@ -38,7 +38,7 @@ impl Device for CudaDevice {
             tier: format!("sm_{}", self.gpu.arch),
             threads: 1,
             kv_block: KV_BLOCK,
-            act: ActMode::F32,
+            act: ActMode::Q8,
             weight_types: kernels::WEIGHT_TYPES.to_vec(),
             in_flight: 2,
         }

@@ -25,6 +25,10 @@ pub(crate) struct Gpu {
     pub(crate) name: String,
     /// Compute capability times ten: 90 for sm_90.
     pub(crate) arch: u32,
+    /// Multiprocessors.
+    pub(crate) units: u32,
+    /// Bytes of shared memory that a block may ask for.
+    pub(crate) shared_max: u32,
 }
 
 // SAFETY: a context may be current on any thread, streams may be used from any; every method makes
@@ -39,6 +43,16 @@ fn told(doing: &str, e: result::DriverError) -> Error {
         return Error::out_of_memory(format!("{text}; lower the KV limit or use a smaller model"));
     }
     Error::lost(text)
+}
+
+/// A kernel's parameters: the constants as one, then the pointers.
+fn params(constants: &[u32], pointers: &[u64]) -> [*mut c_void; 24] {
+    let mut params: [*mut c_void; 24] = [std::ptr::null_mut(); 24];
+    params[0] = constants.as_ptr().cast_mut().cast();
+    for (to, pointer) in params[1..].iter_mut().zip(pointers) {
+        *to = std::ptr::from_ref(pointer).cast_mut().cast();
+    }
+    params
 }
 
 impl Gpu {
@@ -85,14 +99,18 @@ impl Gpu {
         use sys::CUdevice_attribute::{
             CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,
             CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
+            CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN as SHARED,
+            CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as UNITS,
         };
         let device = result::device::get(ordinal as i32)?;
         let name = result::device::get_name(device)?;
         // SAFETY: the device comes from the driver.
-        let (major, minor) = unsafe {
+        let (major, minor, units, shared) = unsafe {
             (
                 result::device::get_attribute(device, MAJOR)?,
                 result::device::get_attribute(device, MINOR)?,
+                result::device::get_attribute(device, UNITS)?,
+                result::device::get_attribute(device, SHARED)?,
             )
         };
         // SAFETY: as above.
@@ -102,7 +120,8 @@ impl Gpu {
         let stream = result::stream::create(result::stream::StreamKind::NonBlocking)?;
         let side = result::stream::create(result::stream::StreamKind::NonBlocking)?;
         let arch = (10 * major + minor) as u32;
-        Ok(Arc::new(Gpu { device, context, stream, side, name, arch }))
+        let (units, shared_max) = (units as u32, shared as u32);
+        Ok(Arc::new(Gpu { device, context, stream, side, name, arch, units, shared_max }))
     }
 
     /// Makes the context current on this thread.
@@ -164,27 +183,53 @@ impl Gpu {
             .map_err(|e| told("waiting for the GPU", e))
     }
 
-    /// Queues one kernel.
+    /// Queues one kernel with so many bytes of dynamic shared memory.
     pub(crate) fn launch(
         &self,
         function: &Function,
         grid: (u32, u32),
         threads: u32,
+        shared: u32,
         constants: &[u32],
         pointers: &[u64],
     ) -> Result<()> {
-        let mut params: [*mut c_void; 16] = [std::ptr::null_mut(); 16];
-        params[0] = constants.as_ptr().cast_mut().cast();
-        for (to, pointer) in params[1..].iter_mut().zip(pointers) {
-            *to = std::ptr::from_ref(pointer).cast_mut().cast();
-        }
+        let mut params = params(constants, pointers);
         let (grid, block) = ((grid.0, grid.1, 1), (threads, 1, 1));
         let params = &mut params[..=pointers.len()];
         // SAFETY: the driver copies the parameters before it returns; they are what the entry
         // declares, which `prepare` builds in one place per entry, and the pointers are to
         // memory that the program keeps.
-        unsafe { result::launch_kernel(function.function, grid, block, 0, self.stream, params) }
-            .map_err(|e| told(&format!("launching {}", function.name), e))
+        unsafe {
+            result::launch_kernel(function.function, grid, block, shared, self.stream, params)
+        }
+        .map_err(|e| told(&format!("launching {}", function.name), e))
+    }
+
+    /// As [`Gpu::launch`] with a row of blocks that all run at once, so that they can wait for one another.
+    pub(crate) fn launch_together(
+        &self,
+        function: &Function,
+        blocks: u32,
+        threads: u32,
+        shared: u32,
+        constants: &[u32],
+        pointers: &[u64],
+    ) -> Result<()> {
+        let mut params = params(constants, pointers);
+        let (grid, block) = ((blocks, 1, 1), (threads, 1, 1));
+        let params = &mut params[..=pointers.len()];
+        // SAFETY: as for `launch`.
+        unsafe {
+            result::launch_cooperative_kernel(
+                function.function,
+                grid,
+                block,
+                shared,
+                self.stream,
+                params,
+            )
+        }
+        .map_err(|e| told(&format!("launching {}", function.name), e))
     }
 
     /// Queues a copy of page-locked words to the device.
@@ -377,6 +422,17 @@ pub(crate) struct Function {
 
 // SAFETY: as for its module.
 unsafe impl Send for Function {}
+
+impl Function {
+    /// Lets launches ask for so many bytes of dynamic shared memory.
+    pub(crate) fn allow_shared(&self, bytes: u32) -> Result<()> {
+        use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as SIZE;
+        self._module.gpu.enter()?;
+        // SAFETY: the function belongs to a loaded module.
+        unsafe { result::function::set_function_attribute(self.function, SIZE, bytes as i32) }
+            .map_err(|e| told(&format!("giving {} shared memory", self.name), e))
+    }
+}
 
 /// A captured sequence of launches.
 #[derive(Debug)]

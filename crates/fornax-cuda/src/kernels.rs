@@ -1,14 +1,167 @@
-//! The kernel sources and the names of their entries, in one place each. It knows no driver and
-//! no op.
+//! The kernel sources and the names of their entries, in one place each. It knows no op.
+
+use std::borrow::Cow;
+use std::sync::Arc;
 
 use fornax_gguf::TensorType;
+use fornax_plan::Result;
+
+use crate::compiler::Compiler;
+use crate::driver::{Gpu, Module};
+use crate::fast::planes;
 
 /// Headers by the names under which the sources include them.
 pub(crate) static HEADERS: &[(&str, &str)] = &[
     ("../layout.cuh", include_str!("../kernels/layout.cuh")),
     ("layout.cuh", include_str!("../kernels/layout.cuh")),
     ("../weights.cuh", include_str!("../kernels/weights.cuh")),
+    ("../planes.cuh", include_str!("../kernels/planes.cuh")),
+    ("stage.cuh", include_str!("../kernels/fast/stage.cuh")),
+    ("attend.cuh", include_str!("../kernels/fast/attend.cuh")),
 ];
+
+/// A constant that a fast kernel is compiled with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Define {
+    name: &'static str,
+    value: Cow<'static, str>,
+}
+
+impl Define {
+    pub(crate) fn number(name: &'static str, value: u32) -> Define {
+        Define { name, value: value.to_string().into() }
+    }
+
+    pub(crate) fn text(name: &'static str, value: &'static str) -> Define {
+        Define { name, value: value.into() }
+    }
+}
+
+/// The fast kernels, by name.
+static FAST: &[(&str, &str)] = &[
+    ("retile", include_str!("../kernels/fast/retile.cu")),
+    ("decode", include_str!("../kernels/fast/decode.cu")),
+    ("rows", include_str!("../kernels/fast/rows.cu")),
+];
+
+/// The source of a fast kernel with these formats and constants.
+pub(crate) fn fast_source(name: &str, types: &[TensorType], defines: &[Define]) -> String {
+    let list: Vec<String> = types
+        .iter()
+        .map(|ty| {
+            let (upper, number) = (ty.name(), planes::number(*ty).unwrap_or_default());
+            format!("M({upper}, {}, {number})", upper.to_ascii_lowercase())
+        })
+        .collect();
+    let mut text = format!("#define EACH_PLANED(M) {}\n", list.join(" "));
+    for d in defines {
+        text.push_str(&format!("#define {} {}\n", d.name, d.value));
+    }
+    let body = FAST.iter().find(|f| f.0 == name).map_or("", |f| f.1);
+    text.push_str("#line 1\n");
+    text.push_str(body);
+    text
+}
+
+/// A fast kernel as some models need it: its name, formats and constants.
+#[derive(Clone, Debug)]
+pub struct Variant {
+    /// The source's name.
+    pub name: &'static str,
+    types: Vec<TensorType>,
+    defines: Vec<Define>,
+}
+
+impl Variant {
+    /// What tells it from its like.
+    pub fn label(&self) -> String {
+        let types: Vec<&str> = self.types.iter().map(|ty| ty.name()).collect();
+        let defines: Vec<String> =
+            self.defines.iter().map(|d| format!("{}={}", d.name, d.value)).collect();
+        let types = if types.len() > 3 { "all formats".to_string() } else { types.join("+") };
+        format!("{} {types} {}", self.name, defines.join(" "))
+    }
+}
+
+/// The constants of whole steps.
+pub(crate) fn decode_defines(
+    (dim, share): (u32, u32),
+    kv: &'static str,
+    (rows, depth): (u32, u32),
+    types: &[TensorType],
+) -> [Define; 6] {
+    [
+        Define::number("DIM", dim),
+        Define::number("HEADS_PER_KV", share),
+        Define::text("Kv", kv),
+        Define::number("ROWS_AT_ONCE", rows),
+        Define::number("DEPTH", depth),
+        Define::number("SLOT_BYTES", slot(types)),
+    ]
+}
+
+/// Bytes of a chunk of the largest of these formats.
+pub(crate) fn slot(types: &[TensorType]) -> u32 {
+    types.iter().map(|ty| planes::slot_bytes(*ty)).max().unwrap_or(576)
+}
+
+/// The constants of the kernel for any number of rows.
+pub(crate) fn rows_defines(depth: u32) -> [Define; 2] {
+    [Define::number("DEPTH", depth), Define::number("SLOT_BYTES", slot(planes::PLANED))]
+}
+
+/// The fast kernels of common models: what is compiled ahead, and what the checks compile.
+pub fn variants() -> Vec<Variant> {
+    use TensorType::{Q4_0, Q4_K, Q6_K, Q8_0};
+    let all = || planes::PLANED.to_vec();
+    let mut list = vec![
+        Variant { name: "retile", types: all(), defines: Vec::new() },
+        Variant { name: "rows", types: all(), defines: rows_defines(4).to_vec() },
+    ];
+    let sets = [vec![Q8_0], vec![Q4_K, Q6_K], vec![Q4_K], vec![Q4_0]];
+    for (types, shape, kv, rows) in [
+        (0, (128, 2), "KvF16", (1, 8)),
+        (0, (128, 2), "KvQ8", (1, 8)),
+        (0, (128, 4), "KvF16", (1, 8)),
+        (0, (64, 4), "KvF16", (1, 8)),
+        (0, (64, 3), "KvF16", (1, 8)),
+        (0, (64, 7), "KvF16", (1, 8)),
+        (0, (256, 4), "KvF16", (1, 8)),
+        (0, (128, 2), "KvF32", (4, 8)),
+        (1, (128, 4), "KvF16", (1, 8)),
+        (2, (128, 4), "KvF16", (1, 8)),
+        (2, (64, 4), "KvF16", (1, 8)),
+        (3, (128, 2), "KvF16", (1, 8)),
+    ] {
+        let defines = decode_defines(shape, kv, rows, &sets[types]).to_vec();
+        list.push(Variant { name: "decode", types: sets[types].clone(), defines });
+    }
+    list
+}
+
+impl Compiler {
+    /// Compiles a fast kernel; returns the bytes of its machine code.
+    ///
+    /// # Errors
+    /// As [`Compiler::compile`].
+    pub fn compile_variant(&self, variant: &Variant, arch: u32) -> Result<usize> {
+        let Variant { name, types, defines } = variant;
+        Ok(self.cubin(&format!("{name}.cu"), &fast_source(name, types, defines), arch)?.len())
+    }
+}
+
+/// A fast kernel with these formats and constants, compiled and loaded.
+pub(crate) fn load(
+    gpu: &Arc<Gpu>,
+    compiler: &Compiler,
+    name: &str,
+    types: &[TensorType],
+    defines: &[Define],
+) -> Result<Arc<Module>> {
+    let code =
+        compiler.cubin(&format!("{name}.cu"), &fast_source(name, types, defines), gpu.arch)?;
+    gpu.module(&code)
+}
 
 /// The weight formats that kernels read, as the sources list them.
 pub(crate) const WEIGHT_TYPES: &[TensorType] = &[
@@ -97,7 +250,7 @@ impl Family {
 
     /// The entries that the source then has.
     pub fn entries_for(&self, types: &[TensorType]) -> Vec<String> {
-        let kv = [TensorType::F32, TensorType::F16];
+        let kv = [TensorType::F32, TensorType::F16, TensorType::Q8_0];
         let names = |(kernel, suffix): &(&str, Suffix)| match suffix {
             Suffix::None => vec![(*kernel).to_string()],
             Suffix::Weight => types.iter().map(|ty| entry(kernel, *ty)).collect(),

@@ -8,6 +8,7 @@ mod args;
 mod compiler;
 mod device;
 mod driver;
+mod fast;
 mod feed;
 mod kernels;
 mod prepare;
@@ -17,4 +18,4 @@ mod support;
 
 pub use compiler::Compiler;
 pub use device::CudaDevice;
-pub use kernels::{Family, families};
+pub use kernels::{Family, Variant, families, variants};

@@ -2,21 +2,28 @@
 //! the first token is decided here, and what cannot be done is refused by name. It knows no step.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use fornax_gguf::TensorType;
 use fornax_plan::liveness::{self, Buffers};
 use fornax_plan::{
-    Activation, Error, KvRef, KvType, Limits, Linear, Op, Plan, Result, RopePairs, RowSpace,
-    ValueId, WeightId,
+    ActMode, Activation, Error, KvRef, KvType, Limits, Linear, Op, Plan, Result, RopePairs,
+    RowSpace, ValueId, WeightId,
 };
 
+use crate::args::EmbedRowsArgs;
 use crate::args::{
     ArgmaxArgs, AttentionArgs, EmbedArgs, GatedArgs, KvWriteArgs, MatmulArgs, NormArgs, RopeArgs,
     SelectArgs,
 };
 use crate::compiler::Compiler;
 use crate::driver::{Function, Gpu, Memory, Module};
+use crate::fast::decode::{self, Decode, Parts, RowsKernel, Words};
+use crate::fast::fold::{self, Folded};
+use crate::fast::planes::{self, Planes};
+use crate::fast::stage::{STAGE_BYTES, Stage};
+use crate::fast::{Addresses, Dense, Wire};
 use crate::feed::Shape;
 use crate::kernels::{self, entry};
 use crate::support::{matrices, refusals};
@@ -80,6 +87,10 @@ pub(crate) enum Action {
         base_at: Option<usize>,
         places: Vec<Place>,
     },
+    /// A product of any number of rows, by the stage at this address.
+    Stage { op: u32, at: u64, extent: Extent },
+    /// The embedding out of planes.
+    EmbedRows { op: u32, constants: Vec<u32>, places: Vec<Place> },
     /// The host's copy of the logits, where it wants them.
     CopyLogits { from: u64 },
     /// The host's copy of the hidden rows.
@@ -107,6 +118,12 @@ pub(crate) struct Prepared {
     pub(crate) out: Memory,
     /// Nothing after the copies of a round writes what they copy, so that they may follow it.
     pub(crate) copies_last: bool,
+    /// The kernels of the fast path, where any op takes it.
+    pub(crate) rows: Option<RowsKernel>,
+    /// Whole decode steps, where every op has a stage.
+    pub(crate) decode: Option<Decode>,
+    /// By slot: the token chosen last.
+    pub(crate) last: u64,
     pub(crate) weight_bytes: u64,
     pub(crate) scratch_bytes: u64,
     /// Kept for the actions, which hold addresses.
@@ -130,23 +147,31 @@ pub(crate) fn prepare(
         return Err(Error::unsupported(format!("cuda: {}: {}; {}", r.what, r.why, r.help)));
     }
     check_room(gpu, plan, limits)?;
-    let mut builder = Builder::new(gpu, compiler, plan, limits, shape)?;
-    for (at, op) in plan.ops.iter().enumerate() {
-        builder.op(at as u32, op)?;
+    let exact = limits.act == Some(ActMode::F32);
+    let folded = if exact { fold::nothing(plan) } else { fold::fold(plan) };
+    let mut builder = Builder::new(gpu, compiler, &folded, limits, shape, exact)?;
+    for (at, op) in folded.plan.ops.iter().enumerate() {
+        builder.op(at, op)?;
     }
+    let prepared = builder.finish()?;
     // The weights were copied beside the stream, the rest was cleared on it.
     gpu.finish()?;
-    Ok(builder.finish())
+    Ok(prepared)
 }
 
-fn kv_element(ty: KvType) -> usize {
-    if ty == KvType::F32 { 4 } else { 2 }
+/// Bytes of so many elements of keys or values.
+pub(crate) fn kv_bytes(ty: KvType, elements: usize) -> usize {
+    match ty {
+        KvType::F32 => 4 * elements,
+        KvType::F16 => 2 * elements,
+        KvType::Q8_0 => elements + elements / 32 * 2,
+    }
 }
 
 /// Bytes of one layer's keys and of its values.
 fn pool_bytes(g: &fornax_plan::KvGroup, limits: &Limits) -> [usize; 2] {
     let tokens = limits.kv_blocks as usize * KV_BLOCK as usize;
-    [g.k_width, g.v_width].map(|w| tokens * (g.heads * w) as usize * kv_element(limits.kv_type))
+    [g.k_width, g.v_width].map(|w| kv_bytes(limits.kv_type, tokens * (g.heads * w) as usize))
 }
 
 fn check_room(gpu: &Gpu, plan: &Plan, limits: &Limits) -> Result<()> {
@@ -177,26 +202,77 @@ fn distinct(plan: &Plan) -> HashMap<Bytes, usize> {
 }
 
 struct Builder<'a> {
+    gpu: &'a Arc<Gpu>,
+    compiler: &'a Compiler,
     plan: &'a Plan,
+    limits: &'a Limits,
     shape: &'a Shape,
+    folded: &'a Folded,
     kv_type: TensorType,
+    /// Formats that plain kernels read.
+    plain: Vec<TensorType>,
+    places: Places,
+    modules: HashMap<&'static str, Arc<Module>>,
+    fast: Option<Fast>,
+    out: Prepared,
+}
+
+/// Where everything is.
+struct Places {
+    gpu: Arc<Gpu>,
     values: Buffers,
     buffers: Vec<u64>,
+    /// By weight; 0 where it exists as planes alone.
     weights: Vec<u64>,
     ropes: Vec<u64>,
-    last: u64,
-    modules: HashMap<&'static str, Arc<Module>>,
-    out: Prepared,
+    /// By group and layer: keys and values.
+    pools: Vec<Vec<[u64; 2]>>,
+    memory: Vec<Memory>,
+}
+
+impl Addresses for Places {
+    fn value(&self, v: ValueId) -> u64 {
+        self.buffers[self.values.ix(v)]
+    }
+
+    fn vector(&self, id: WeightId) -> u64 {
+        self.weights[id.ix()]
+    }
+
+    fn pool(&self, kv: KvRef) -> [u64; 2] {
+        self.pools[kv.group as usize][kv.layer as usize]
+    }
+
+    fn keep(&mut self, values: &[f32]) -> Result<u64> {
+        let bytes: Vec<u8> = values.iter().flat_map(|f| f.to_le_bytes()).collect();
+        let memory = self.gpu.alloc(bytes.len())?;
+        self.gpu.write(memory.ptr, &bytes)?;
+        let at = memory.ptr;
+        self.memory.push(memory);
+        Ok(at)
+    }
+}
+
+/// What the fast path makes while the plan is gone through.
+struct Fast {
+    planes: Planes,
+    wire: Wire,
+    /// Stages of the list of launches, in the order of [`Fast::at`].
+    list: Vec<Stage>,
+    at: Memory,
+    merge: [Memory; 2],
 }
 
 impl<'a> Builder<'a> {
     fn new(
-        gpu: &Arc<Gpu>,
-        compiler: &Compiler,
-        plan: &'a Plan,
-        limits: &Limits,
+        gpu: &'a Arc<Gpu>,
+        compiler: &'a Compiler,
+        folded: &'a Folded,
+        limits: &'a Limits,
         shape: &'a Shape,
+        exact: bool,
     ) -> Result<Builder<'a>> {
+        let plan = &folded.plan;
         let mut memory = Vec::new();
         let mut keep = |m: Memory| {
             let ptr = m.ptr;
@@ -212,9 +288,12 @@ impl<'a> Builder<'a> {
             scratch_bytes += bytes as u64;
             buffers.push(keep(gpu.alloc(bytes)?));
         }
+        let fast = |op: &Op| !exact && fold::planed(plan, op);
+        let (raw, plain) = raw_weights(plan, |op| fast(op) || !exact && planed_table(plan, op));
         let mut uploaded: HashMap<Bytes, u64> = HashMap::new();
-        let mut weights = Vec::new();
-        for w in &plan.weights {
+        let mut weights = vec![0; plan.weights.len()];
+        for id in raw {
+            let w = &plan.weights[id.ix()];
             let at = match uploaded.get(&bytes_of(w)) {
                 Some(at) => *at,
                 None => {
@@ -224,7 +303,7 @@ impl<'a> Builder<'a> {
                     at
                 }
             };
-            weights.push(at);
+            weights[id.ix()] = at;
         }
         let mut ropes = Vec::new();
         for r in &plan.ropes {
@@ -240,6 +319,16 @@ impl<'a> Builder<'a> {
             pools.push(g.layers.iter().map(pool).collect::<Result<Vec<_>>>()?);
         }
         let last = keep(gpu.alloc(4 * limits.slots as usize)?);
+        let at = |p: &Pool| [p.keys.ptr, p.values.ptr];
+        let places = Places {
+            gpu: Arc::clone(gpu),
+            values,
+            buffers,
+            weights,
+            ropes,
+            pools: pools.iter().map(|g| g.iter().map(at).collect()).collect(),
+            memory,
+        };
         let out = Prepared {
             actions: Vec::new(),
             pools,
@@ -247,30 +336,76 @@ impl<'a> Builder<'a> {
             feed: gpu.alloc(4 * shape.len())?,
             out: gpu.alloc(4 * shape.out_len())?,
             copies_last: false,
+            rows: None,
+            decode: None,
+            last,
             weight_bytes: uploaded.keys().map(|(_, len)| *len as u64).sum(),
             scratch_bytes,
-            _memory: memory,
+            _memory: Vec::new(),
         };
-        let kv_type = if limits.kv_type == KvType::F32 { TensorType::F32 } else { TensorType::F16 };
-        let modules = compile(gpu, compiler, plan)?;
-        Ok(Builder { plan, shape, kv_type, values, buffers, weights, ropes, last, modules, out })
+        let kv_type = match limits.kv_type {
+            KvType::F32 => TensorType::F32,
+            KvType::F16 => TensorType::F16,
+            KvType::Q8_0 => TensorType::Q8_0,
+        };
+        let fast = if plan.ops.iter().any(|op| fast(op) || !exact && planed_table(plan, op)) {
+            Some(Fast::new(gpu, compiler, plan)?)
+        } else {
+            None
+        };
+        let modules = HashMap::new();
+        Ok(Builder {
+            gpu,
+            compiler,
+            plan,
+            limits,
+            shape,
+            folded,
+            kv_type,
+            plain,
+            places,
+            modules,
+            fast,
+            out,
+        })
     }
 
-    fn finish(mut self) -> Prepared {
-        let is_copy = |a: &Action| !matches!(a, Action::Launch { .. });
+    fn finish(mut self) -> Result<Prepared> {
+        let is_copy =
+            |a: &Action| matches!(a, Action::CopyLogits { .. } | Action::CopyHidden { .. });
         let first = self.out.actions.iter().position(is_copy).unwrap_or(0);
         // argmax, which has `base_at`, writes no value.
-        let writes = |a: &Action| matches!(a, Action::Launch { base_at: None, .. });
+        let writes =
+            |a: &Action| !is_copy(a) && !matches!(a, Action::Launch { base_at: Some(_), .. });
         self.out.copies_last = !self.out.actions[first..].iter().any(writes);
-        self.out
+        if let Some(mut fast) = self.fast.take() {
+            let bytes: Vec<u8> = fast.list.iter().flat_map(|s| s.bytes()).collect();
+            self.gpu.write(fast.at.ptr, &bytes)?;
+            self.out.rows = Some(RowsKernel::new(self.gpu, self.compiler, &fast.list)?);
+            let x = match self.plan.ops.first() {
+                Some(Op::Embed { out, .. }) => self.places.value(*out),
+                _ => 0,
+            };
+            let (gpu, compiler, plan) = (self.gpu, self.compiler, self.plan);
+            let parts = Parts { gpu, compiler, plan, limits: self.limits, shape: self.shape };
+            let Fast { planes, wire, merge, at, .. } = &mut fast;
+            let _ = at;
+            let merge_memory = std::mem::replace(merge, [gpu.alloc(4)?, gpu.alloc(4)?]);
+            self.out.decode = Decode::new(&parts, wire, merge_memory, x, planes)?;
+            self.out.weight_bytes += fast.planes.bytes;
+            self.places.memory.push(fast.at);
+            self.places.memory.extend(fast.planes.finish()?);
+        }
+        self.out._memory = self.places.memory;
+        Ok(self.out)
     }
 
     fn value(&self, v: ValueId) -> Place {
-        Place::At(self.buffers[self.values.ix(v)])
+        Place::At(self.places.value(v))
     }
 
     fn weight(&self, id: WeightId) -> Place {
-        Place::At(self.weights[id.ix()])
+        Place::At(self.places.vector(id))
     }
 
     /// No address where there is nothing; the constants say so too.
@@ -301,10 +436,7 @@ impl<'a> Builder<'a> {
         constants: Vec<u32>,
         places: Vec<Place>,
     ) -> Result<()> {
-        let module = self.modules.get(family).ok_or_else(|| {
-            Error::malformed(format!("cuda: no family {family} holds the kernel {name}"))
-        })?;
-        let function = module.function(name)?;
+        let function = self.module(family)?.function(name)?;
         let base_at = None;
         self.out.actions.push(Action::Launch {
             op,
@@ -319,13 +451,73 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    fn op(&mut self, at: u32, op: &Op) -> Result<()> {
+    /// A family with entries for the formats that plain kernels read, compiled when it is first needed.
+    fn module(&mut self, family: &str) -> Result<&Arc<Module>> {
+        let family = kernels::families()
+            .iter()
+            .find(|f| f.name == family)
+            .ok_or_else(|| Error::malformed(format!("cuda: there is no kernel family {family}")))?;
+        match self.modules.entry(family.name) {
+            Entry::Occupied(made) => Ok(made.into_mut()),
+            Entry::Vacant(gap) => {
+                let f32 = [TensorType::F32];
+                let types = if self.plain.is_empty() { &f32[..] } else { &self.plain };
+                let code = self.compiler.compile(family, types, self.gpu.arch)?;
+                Ok(gap.insert(self.gpu.module(&code.cubin)?))
+            }
+        }
+    }
+
+    /// The op by the fast path, if it takes it.
+    fn fast(&mut self, ix: usize, op: &Op) -> Result<bool> {
+        let at = self.folded.origin[ix];
+        let plan = self.plan;
+        let Some(fast) = &mut self.fast else { return Ok(false) };
+        if fold::planed(plan, op) {
+            let norm = self.folded.norms.get(&ix).copied();
+            let dense = Dense { op, norm };
+            let stages = fast.wire.dense(plan, &dense, &mut self.places, &mut fast.planes)?;
+            let inputs = op.inputs();
+            let x = inputs.iter().next();
+            let rows = x.map_or(RowSpace::Tokens, |x| plan.values[x.ix()].rows);
+            let extent = if rows == RowSpace::Tokens { Extent::Rows } else { Extent::Wanted };
+            for stage in stages {
+                let address = fast.at.ptr + (STAGE_BYTES * fast.list.len()) as u64;
+                fast.list.push(stage);
+                self.out.actions.push(Action::Stage { op: at, at: address, extent });
+            }
+            return Ok(true);
+        }
+        fast.wire.other(plan, op, &self.places);
+        if let (Op::Embed { table, scale, out }, true) = (op, planed_table(plan, op)) {
+            let w = &plan.weights[table.ix()];
+            let ty = planes::number(w.ty).unwrap_or_default();
+            let constants =
+                EmbedRowsArgs { rows: 0, width: w.cols, vocab: w.rows, ty, scale: *scale }.words();
+            let table = Place::At(fast.planes.of(&[w], false)?);
+            let places = vec![
+                table,
+                Place::Rows,
+                Place::At(self.out.last),
+                Place::At(self.places.value(*out)),
+            ];
+            self.out.actions.push(Action::EmbedRows { op: at, constants, places });
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    fn op(&mut self, ix: usize, op: &Op) -> Result<()> {
+        if self.fast(ix, op)? {
+            return Ok(());
+        }
+        let at = self.folded.origin[ix];
         match *op {
             Op::Embed { table, scale, out } => {
                 let w = &self.plan.weights[table.ix()];
                 let constants = EmbedArgs { rows: 0, width: w.cols, vocab: w.rows, scale }.words();
-                let places =
-                    vec![self.weight(table), Place::Rows, Place::At(self.last), self.value(out)];
+                let last = Place::At(self.out.last);
+                let places = vec![self.weight(table), Place::Rows, last, self.value(out)];
                 let name = entry("embed", w.ty);
                 self.push(at, ("embed", &name), (Grid::Rows, 256, Extent::Rows), constants, places)
             }
@@ -371,7 +563,7 @@ impl<'a> Builder<'a> {
             }
             Op::Sample { logits } => self.argmax(at, logits),
             Op::HiddenOut { x } => {
-                let from = self.buffers[self.values.ix(x)];
+                let from = self.places.value(x);
                 self.out.actions.push(Action::CopyHidden { from });
                 Ok(())
             }
@@ -466,7 +658,7 @@ impl<'a> Builder<'a> {
         let places = vec![
             self.value(x),
             self.optional(norm),
-            Place::At(rope.map_or(0, |r| self.ropes[r.ix()])),
+            Place::At(rope.map_or(0, |r| self.places.ropes[r.ix()])),
             Place::Rows,
             self.value(out),
         ];
@@ -475,8 +667,7 @@ impl<'a> Builder<'a> {
     }
 
     fn pool(&self, kv: KvRef) -> [Place; 2] {
-        let pool = &self.out.pools[kv.group as usize][kv.layer as usize];
-        [Place::At(pool.keys.ptr), Place::At(pool.values.ptr)]
+        self.places.pool(kv).map(Place::At)
     }
 
     fn kv_write(&mut self, at: u32, k: ValueId, v: ValueId, kv: KvRef) -> Result<()> {
@@ -487,6 +678,7 @@ impl<'a> Builder<'a> {
             v_width: self.plan.width(v),
             block: KV_BLOCK,
             stride: self.shape.stride as u32,
+            tokens: self.limits.kv_blocks * KV_BLOCK,
         };
         let tables = self.words(self.shape.tables(kv.group as usize));
         let places = vec![self.value(k), self.value(v), Place::Rows, tables, keys, values];
@@ -513,6 +705,7 @@ impl<'a> Builder<'a> {
             scale,
             softcap: softcap.unwrap_or(0.0),
             sinks: u32::from(sinks.is_some()),
+            tokens: self.limits.kv_blocks * KV_BLOCK,
         };
         let tables = self.words(self.shape.tables(kv.group as usize));
         let places = vec![
@@ -542,12 +735,12 @@ impl<'a> Builder<'a> {
             self.value(logits),
             Place::Wanted,
             self.words(self.shape.all_rows()),
-            Place::At(self.last),
+            Place::At(self.out.last),
             self.words(self.shape.stops()),
             Place::At(self.out.stop.ptr),
             Place::At(self.out.out.ptr),
         ];
-        let from = self.buffers[self.values.ix(logits)];
+        let from = self.places.value(logits);
         self.out.actions.push(Action::CopyLogits { from });
         let shape = (Grid::Rows, 1024, Extent::Wanted);
         self.push(at, ("choose", "argmax"), shape, constants.words(), places)?;
@@ -558,20 +751,62 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// Every family with entries for the plan's formats, loaded.
-fn compile(
-    gpu: &Arc<Gpu>,
-    compiler: &Compiler,
-    plan: &Plan,
-) -> Result<HashMap<&'static str, Arc<Module>>> {
-    let used: Vec<WeightId> = plan.ops.iter().flat_map(matrices).collect();
-    let mut types: Vec<TensorType> = used.iter().map(|id| plan.weights[id.ix()].ty).collect();
+impl Fast {
+    fn new(gpu: &Arc<Gpu>, compiler: &Compiler, plan: &Plan) -> Result<Fast> {
+        let module = kernels::load(gpu, compiler, "retile", planes::PLANED, &[])?;
+        let merge = decode::merge_memory(gpu, plan)?;
+        let wire = Wire::new(gpu.units, [merge[0].ptr, merge[1].ptr]);
+        let at = gpu.alloc(STAGE_BYTES * (3 * plan.ops.len() + 1))?;
+        let planes = Planes::new(gpu, module)?;
+        Ok(Fast { planes, wire, list: Vec::new(), at, merge })
+    }
+}
+
+/// True for an embedding out of planes.
+fn planed_table(plan: &Plan, op: &Op) -> bool {
+    let Op::Embed { table, .. } = op else { return false };
+    let w = &plan.weights[table.ix()];
+    planes::number(w.ty).is_some() && w.cols.is_multiple_of(32)
+}
+
+/// The weights that are uploaded as they are, and the formats of the matrices among them.
+fn raw_weights(plan: &Plan, fast: impl Fn(&Op) -> bool) -> (Vec<WeightId>, Vec<TensorType>) {
+    let mut raw = Vec::new();
+    let mut types = Vec::new();
+    for op in &plan.ops {
+        let all = matrices(op);
+        let planed = fast(op);
+        raw.extend(op.weights().into_iter().filter(|id| !planed || !all.contains(id)));
+        if !planed {
+            types.extend(all.iter().map(|id| plan.weights[id.ix()].ty));
+        }
+    }
+    // Norms that were folded are no op's weights any more.
+    let vector = |w: &fornax_plan::WeightRef| w.ty == TensorType::F32 && w.rows == 1;
+    raw.extend(
+        (0..plan.weights.len())
+            .filter(|ix| vector(&plan.weights[*ix]))
+            .map(|ix| WeightId(ix as u32)),
+    );
+    raw.sort_unstable();
+    raw.dedup();
     types.sort_unstable();
     types.dedup();
-    let mut modules = HashMap::new();
-    for family in kernels::families() {
-        let code = compiler.compile(family, &types, gpu.arch)?;
-        modules.insert(family.name, gpu.module(&code.cubin)?);
+    (raw, types)
+}
+
+impl Prepared {
+    /// Where a step's words are, for whole steps.
+    pub(crate) fn words(&self, shape: &Shape, wanted: std::ops::Range<usize>) -> Words {
+        let at = |word: usize| self.feed.ptr + 4 * word as u64;
+        Words {
+            all_rows: at(shape.all_rows().start),
+            wanted: at(wanted.start),
+            last: self.last,
+            stops: at(shape.stops().start),
+            stop: self.stop.ptr,
+            outs: self.out.ptr,
+            tables: at(shape.tables(0).start),
+        }
     }
-    Ok(modules)
 }

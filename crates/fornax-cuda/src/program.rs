@@ -14,6 +14,8 @@ use fornax_plan::{
 };
 
 use crate::driver::{Event, Gpu, Graph, Pinned};
+use crate::fast::decode::ROWS_MAX;
+use crate::fast::stage::THREADS;
 use crate::feed::{self, CHOSEN, Feed, NONE, OUT, ROW, Shape, UNUSABLE};
 use crate::prepare::{Action, Extent, KV_BLOCK, Place, Prepared};
 use crate::slots::Slots;
@@ -126,6 +128,9 @@ impl CudaProgram {
         let host = |w: &fornax_plan::Wanted| !matches!(w.want, Want::Token { .. });
         let copies = f.feed.on_host || batch.wanted.iter().any(host);
         let (rows, wanted) = (batch.rows.len() as u32, batch.wanted.len() as u32);
+        // One row of each sequence, each of them wanted: the shape of decoding.
+        let in_turn = batch.wanted.iter().enumerate().all(|(ix, w)| w.row as usize == ix);
+        let single = rows == wanted && batch.spans.len() == rows as usize && in_turn;
         let (chain, rounds) = (f.feed.chain.len() as u32, f.feed.rounds);
         f.upload.words_mut()[..f.feed.words.len()].copy_from_slice(&f.feed.words);
         self.gpu.upload_queued(&self.prepared.feed, &f.upload, f.feed.words.len())?;
@@ -136,7 +141,11 @@ impl CudaProgram {
         let first = Round { first: true, rows, wanted };
         // One token a sequence: the shape of steady decoding.
         let steady = rows == wanted && rows <= self.limits.slots;
-        if steady && (!copies || self.prepared.copies_last) {
+        if single && self.whole_step(first, 1)? {
+            if copies {
+                self.copies(first, frame)?;
+            }
+        } else if steady && (!copies || self.prepared.copies_last) {
             self.replay(first)?;
             if copies {
                 self.copies(first, frame)?;
@@ -144,12 +153,38 @@ impl CudaProgram {
         } else {
             self.launches(first, copies.then_some(frame))?;
         }
-        for _ in 1..rounds {
-            self.replay(Round { first: false, rows: chain, wanted: chain })?;
+        let next = Round { first: false, rows: chain, wanted: chain };
+        if rounds > 1 && !self.whole_step(next, rounds - 1)? {
+            for _ in 1..rounds {
+                self.replay(next)?;
+            }
         }
         let f = &mut self.frames[frame];
         self.gpu.download_queued(self.prepared.out.ptr, &mut f.out, self.shape.out_len())?;
         f.done.record()
+    }
+
+    /// Queues so many rounds as one launch; false where there is no kernel for that.
+    fn whole_step(&mut self, round: Round, rounds: u32) -> Result<bool> {
+        let Some(decode) = &self.prepared.decode else { return Ok(false) };
+        if self.times.is_some() || !decode.takes(round.rows) {
+            return Ok(false);
+        }
+        let (base, wanted) = self.places(round.first);
+        let words = self.prepared.words(&self.shape, wanted);
+        if let Some(decode) = &mut self.prepared.decode {
+            decode.launch(&self.gpu, (round.rows, rounds, base as u32), &words)?;
+        }
+        Ok(true)
+    }
+
+    /// Where a round's rows begin among all rows, and the words of its wants.
+    fn places(&self, first: bool) -> (usize, std::ops::Range<usize>) {
+        if first {
+            (0, self.shape.wanted())
+        } else {
+            (self.shape.chain_base(), self.shape.chain_wanted())
+        }
     }
 
     /// Queues the host's copies behind a whole round.
@@ -166,7 +201,7 @@ impl CudaProgram {
         let (from, to, width) = match self.prepared.actions[at] {
             Action::CopyLogits { from } => (from, &mut f.logits, self.vocab),
             Action::CopyHidden { from } => (from, &mut f.hidden, self.width),
-            Action::Launch { .. } => return Ok(()),
+            _ => return Ok(()),
         };
         match to {
             Some((_, to)) => self.gpu.download_queued(from, to, round.wanted as usize * width),
@@ -204,8 +239,7 @@ impl CudaProgram {
     /// Queues a round launch by launch.
     fn launches(&mut self, round: Round, copies: Option<usize>) -> Result<()> {
         let feed = self.prepared.feed.ptr;
-        let base = if round.first { 0 } else { self.shape.chain_base() };
-        let wanted = if round.first { self.shape.wanted() } else { self.shape.chain_wanted() };
+        let (base, wanted) = self.places(round.first);
         let rows_at = feed + 4 * (base * ROW) as u64;
         let wanted_at = feed + 4 * wanted.start as u64;
         let address = |place: &Place| match place {
@@ -220,27 +254,62 @@ impl CudaProgram {
                 self.copy(at, round, frame)?;
             }
             let started = self.times.is_some().then(Instant::now);
-            let Action::Launch { op, function, grid, threads, extent, constants, base_at, places } =
-                &self.prepared.actions[at]
-            else {
-                continue;
+            let rows =
+                |extent: Extent| if extent == Extent::Rows { round.rows } else { round.wanted };
+            let op = match &self.prepared.actions[at] {
+                Action::CopyLogits { .. } | Action::CopyHidden { .. } => continue,
+                Action::Stage { op, at, extent } => {
+                    let n = rows(*extent);
+                    if let (Some(kernel), 1..) = (&self.prepared.rows, n) {
+                        let mut words = kernel.args();
+                        words[0] = n;
+                        let grid = (self.gpu.units, n.div_ceil(ROWS_MAX));
+                        let shared = kernel.room.bytes;
+                        self.gpu.launch(&kernel.stage, grid, THREADS, shared, &words, &[*at])?;
+                    }
+                    *op
+                }
+                Action::EmbedRows { op, constants, places } => {
+                    if let Some(kernel) = &self.prepared.rows {
+                        let words = &mut words[..constants.len()];
+                        words.copy_from_slice(constants);
+                        words[0] = round.rows;
+                        let pointers = &mut pointers[..places.len()];
+                        pointers.iter_mut().zip(places).for_each(|(to, p)| *to = address(p));
+                        let grid = (round.rows, 1);
+                        self.gpu.launch(&kernel.embed, grid, 256, 0, words, pointers)?;
+                    }
+                    *op
+                }
+                Action::Launch {
+                    op,
+                    function,
+                    grid,
+                    threads,
+                    extent,
+                    constants,
+                    base_at,
+                    places,
+                } => {
+                    let n = rows(*extent);
+                    if n == 0 {
+                        continue;
+                    }
+                    let words = &mut words[..constants.len()];
+                    words.copy_from_slice(constants);
+                    words[0] = n;
+                    if let Some(at) = base_at {
+                        words[*at] = base as u32;
+                    }
+                    let pointers = &mut pointers[..places.len()];
+                    pointers.iter_mut().zip(places).for_each(|(to, p)| *to = address(p));
+                    self.gpu.launch(function, grid.of(n), *threads, 0, words, pointers)?;
+                    *op
+                }
             };
-            let rows = if *extent == Extent::Rows { round.rows } else { round.wanted };
-            if rows == 0 {
-                continue;
-            }
-            let words = &mut words[..constants.len()];
-            words.copy_from_slice(constants);
-            words[0] = rows;
-            if let Some(at) = base_at {
-                words[*at] = base as u32;
-            }
-            let pointers = &mut pointers[..places.len()];
-            pointers.iter_mut().zip(places).for_each(|(to, p)| *to = address(p));
-            self.gpu.launch(function, grid.of(rows), *threads, words, pointers)?;
             if let (Some(times), Some(started)) = (&mut self.times, started) {
                 self.gpu.finish()?;
-                times[*op as usize] += started.elapsed().as_secs_f64();
+                times[op as usize] += started.elapsed().as_secs_f64();
             }
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! What this provider does not do, found at load and told by name. It knows no driver.
 
 use fornax_gguf::TensorType;
-use fornax_plan::{ActMode, KvType, Limits, Op, Plan, Refusal, WeightId};
+use fornax_plan::{KvType, Limits, Op, Plan, Refusal, WeightId};
 
 use crate::kernels;
 
@@ -17,13 +17,11 @@ pub(crate) fn refusals(plan: &Plan, limits: &Limits) -> Vec<Refusal> {
             all.push(refusal);
         }
     };
-    if limits.act == Some(ActMode::Q8) {
-        let why = "the kernels compute with 32-bit activations alone".to_string();
-        refuse("activations q8".to_string(), why, "ask for f32 activations");
-    }
     if limits.kv_type == KvType::Q8_0 {
-        let why = "keys and values are stored as f32 or f16".to_string();
-        refuse("kv type q8_0".to_string(), why, "use --kv-type f16");
+        for g in plan.kv.iter().filter(|g| g.k_width % 32 != 0 || g.v_width % 32 != 0) {
+            let why = format!("heads of {} and {} are no whole blocks of 32", g.k_width, g.v_width);
+            refuse("kv type q8_0".to_string(), why, "use --kv-type f16");
+        }
     }
     for g in plan.kv.iter().filter(|g| g.v_width > V_WIDTH_MAX) {
         let why = format!("value heads of {} elements, at most {V_WIDTH_MAX}", g.v_width);
@@ -78,9 +76,12 @@ mod tests {
         let reference = fornax_plan::reference::ReferenceDevice::default();
         let limits = conformance::limits_for(&case, &reference);
         assert_eq!(refusals(&case.plan, &limits), []);
-        let q8 = Limits { act: Some(ActMode::Q8), kv_type: KvType::Q8_0, ..limits.clone() };
-        let named: Vec<String> = refusals(&case.plan, &q8).into_iter().map(|r| r.what).collect();
-        assert_eq!(named, ["activations q8", "kv type q8_0"]);
+        let q8 = Limits { kv_type: KvType::Q8_0, ..limits.clone() };
+        assert_eq!(refusals(&case.plan, &q8), []);
+        let mut odd = case.plan.clone();
+        odd.kv[0].k_width = 80;
+        let named: Vec<String> = refusals(&odd, &q8).into_iter().map(|r| r.what).collect();
+        assert_eq!(named, ["kv type q8_0"]);
         let cases = conformance::cases();
         let moe = cases.iter().find(|c| c.name.starts_with("moe/")).unwrap();
         let named: Vec<String> = refusals(&moe.plan, &limits).into_iter().map(|r| r.what).collect();

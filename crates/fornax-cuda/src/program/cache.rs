@@ -9,6 +9,15 @@ use fornax_plan::{BlockId, Cmd, Error, KvType, Result};
 use super::CudaProgram;
 use crate::prepare::KV_BLOCK;
 
+/// One token's keys or values of one layer.
+struct Place {
+    at: u64,
+    /// Of 8-bit blocks.
+    scales: Option<u64>,
+    /// Elements.
+    width: usize,
+}
+
 impl CudaProgram {
     /// Runs a command behind every step submitted before it.
     pub(super) fn cache_command(&mut self, command: Cmd<'_>) -> Result<()> {
@@ -19,30 +28,33 @@ impl CudaProgram {
                 let places = |block| self.kv_places(group, &[block], 0..KV_BLOCK);
                 // A block's tokens lie one after the other: one copy a pool would do, and does
                 // not matter yet.
-                for ((from, width), (to, _)) in places(from).into_iter().zip(places(to)) {
-                    self.gpu.copy_queued(from, to, width * self.element_bytes())?;
+                for (from, to) in places(from).into_iter().zip(places(to)) {
+                    self.gpu.copy_queued(from.at, to.at, self.kv_bytes(from.width))?;
+                    if let (Some(a), Some(b)) = (from.scales, to.scales) {
+                        self.gpu.copy_queued(a, b, from.width / 32 * 2)?;
+                    }
                 }
             }
             Cmd::ReadKv { group, table, tokens, out } => {
                 self.check_blocks(group, table, tokens.end)?;
                 out.clear();
-                for (at, width) in self.kv_places(group, table, tokens) {
-                    self.read_kv(at, width, out)?;
+                for place in self.kv_places(group, table, tokens) {
+                    self.read_kv(&place, out)?;
                 }
             }
             Cmd::WriteKv { group, table, tokens, data } => {
                 self.check_blocks(group, table, tokens.end)?;
                 let places = self.kv_places(group, table, tokens);
-                let need: usize = places.iter().map(|(_, width)| width).sum();
+                let need: usize = places.iter().map(|p| p.width).sum();
                 if data.len() != need {
                     let found = data.len();
                     let what = format!("write kv: {found} elements, expected {need}");
                     return Err(Error::malformed(what));
                 }
                 let mut data = data;
-                for (at, width) in places {
-                    self.write_kv(at, &data[..width])?;
-                    data = &data[width..];
+                for place in places {
+                    self.write_kv(&place, &data[..place.width])?;
+                    data = &data[place.width..];
                 }
             }
             // A plan with states is refused at prepare, so that there are none.
@@ -72,47 +84,82 @@ impl CudaProgram {
         Ok(())
     }
 
-    /// Address and elements of every token of a range: layer by layer, keys before values.
-    fn kv_places(&self, group: u32, table: &[BlockId], tokens: Range<u32>) -> Vec<(u64, usize)> {
+    /// Every token of a range: layer by layer, keys before values.
+    fn kv_places(&self, group: u32, table: &[BlockId], tokens: Range<u32>) -> Vec<Place> {
         let g = &self.plan.kv[group as usize];
         let widths = [g.heads * g.k_width, g.heads * g.v_width].map(|w| w as usize);
-        let bytes = self.element_bytes();
-        let mut all = Vec::new();
+        let all = self.limits.kv_blocks as usize * KV_BLOCK as usize;
+        let mut places = Vec::new();
         for pool in &self.prepared.pools[group as usize] {
             for pos in tokens.clone() {
                 let block = table[(pos / KV_BLOCK) as usize].ix();
                 let at = block * KV_BLOCK as usize + (pos % KV_BLOCK) as usize;
                 for (memory, width) in [(&pool.keys, widths[0]), (&pool.values, widths[1])] {
-                    all.push((memory.ptr + (at * width * bytes) as u64, width));
+                    let bytes = |n| self.kv_bytes(n) as u64;
+                    let scales = memory.ptr + (all * width + at * width / 32 * 2) as u64;
+                    places.push(match self.limits.kv_type {
+                        KvType::Q8_0 => Place {
+                            at: memory.ptr + (at * width) as u64,
+                            scales: Some(scales),
+                            width,
+                        },
+                        _ => Place { at: memory.ptr + bytes(at * width), scales: None, width },
+                    });
                 }
             }
         }
-        all
+        places
     }
 
-    fn element_bytes(&self) -> usize {
-        if self.limits.kv_type == KvType::F32 { 4 } else { 2 }
+    /// Bytes of so many elements, their scales apart.
+    fn kv_bytes(&self, elements: usize) -> usize {
+        match self.limits.kv_type {
+            KvType::F32 => 4 * elements,
+            KvType::F16 => 2 * elements,
+            KvType::Q8_0 => elements,
+        }
     }
 
-    fn read_kv(&self, at: u64, elements: usize, out: &mut Vec<f32>) -> Result<()> {
-        let mut bytes = vec![0; elements * self.element_bytes()];
-        self.gpu.read(at, &mut bytes)?;
-        if self.limits.kv_type == KvType::F32 {
-            let word = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
-            out.extend(bytes.chunks_exact(4).map(word));
-        } else {
-            let half = |b: &[u8]| f16_to_f32(u16::from_le_bytes([b[0], b[1]]));
-            out.extend(bytes.chunks_exact(2).map(half));
+    fn read_kv(&self, place: &Place, out: &mut Vec<f32>) -> Result<()> {
+        let mut bytes = vec![0; self.kv_bytes(place.width)];
+        self.gpu.read(place.at, &mut bytes)?;
+        let half = |b: &[u8]| f16_to_f32(u16::from_le_bytes([b[0], b[1]]));
+        match (self.limits.kv_type, place.scales) {
+            (KvType::F32, _) => {
+                let word = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+                out.extend(bytes.chunks_exact(4).map(word));
+            }
+            (KvType::Q8_0, Some(at)) => {
+                let mut scales = vec![0; place.width / 32 * 2];
+                self.gpu.read(at, &mut scales)?;
+                for (q, d) in bytes.chunks_exact(32).zip(scales.chunks_exact(2)) {
+                    out.extend(q.iter().map(|q| half(d) * f32::from(*q as i8)));
+                }
+            }
+            _ => out.extend(bytes.chunks_exact(2).map(half)),
         }
         Ok(())
     }
 
-    fn write_kv(&self, at: u64, data: &[f32]) -> Result<()> {
-        let bytes: Vec<u8> = if self.limits.kv_type == KvType::F32 {
-            data.iter().flat_map(|v| v.to_le_bytes()).collect()
-        } else {
-            data.iter().flat_map(|v| f32_to_f16(*v).to_le_bytes()).collect()
+    fn write_kv(&self, place: &Place, data: &[f32]) -> Result<()> {
+        let mut scales: Vec<u8> = Vec::new();
+        let bytes: Vec<u8> = match self.limits.kv_type {
+            KvType::F32 => data.iter().flat_map(|v| v.to_le_bytes()).collect(),
+            KvType::F16 => data.iter().flat_map(|v| f32_to_f16(*v).to_le_bytes()).collect(),
+            KvType::Q8_0 => {
+                let mut all = Vec::with_capacity(data.len());
+                for block in data.chunks(32) {
+                    let d = block.iter().fold(0.0f32, |m, v| m.max(v.abs())) / 127.0;
+                    scales.extend(f32_to_f16(d).to_le_bytes());
+                    let q = |v: &f32| if d > 0.0 { (v / d).round() as i8 as u8 } else { 0 };
+                    all.extend(block.iter().map(q));
+                }
+                all
+            }
         };
-        self.gpu.write(at, &bytes)
+        if let Some(at) = place.scales {
+            self.gpu.write(at, &scales)?;
+        }
+        self.gpu.write(place.at, &bytes)
     }
 }

@@ -1,0 +1,408 @@
+// Attention of single rows over the paged cache, with what comes before it: head norms, rotary positions, and the
+// append of the row's own key and value.
+//
+// A block takes one KV head of one row and one part of its context, for all query heads that share the KV head. Keys
+// are spread over groups of DIM / 8 lanes; a lane keeps 8 elements of each query head and of its running mean. The
+// first keys are read before the queries exist. Parts leave unnormalised means with maximum (of log2 scores) and sum;
+// up to four are put together by the stage that reads them, more by the last block to finish.
+#pragma once
+#include "stage.cuh"
+
+#ifndef DIM
+#define DIM 128
+#define HEADS_PER_KV 2
+#define Kv KvF16
+#endif
+#ifndef SPLIT_KEYS
+#define SPLIT_KEYS 128
+#endif
+
+static const u32 KV_BLOCK = 64;
+static const u32 LANES = DIM / 8, PER_WARP = 32 / LANES;
+// Query heads of one warp; warps of a set take the same heads.
+static const u32 OWN = HEADS_PER_KV <= 4 ? HEADS_PER_KV : (HEADS_PER_KV + 1) / 2;
+static const u32 SETS = HEADS_PER_KV <= 4 ? 1 : 2;
+static const u32 SET_WARPS = WARPS / SETS, GROUPS = SET_WARPS * PER_WARP;
+static const u32 AT_ONCE = 4;
+static const float LOG2E = 1.44269504f;
+
+// Eight neighbouring elements as the cache stores them.
+struct KvF16 {
+    struct Eight {
+        Vec4 v;
+    };
+    __device__ static Eight load(const u8* pool, u64 tokens, u32 width, u64 token, u32 e) {
+        Eight x;
+        const u8* p = pool + (token * width + e) * 2;
+        asm volatile("ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(x.v.x), "=r"(x.v.y), "=r"(x.v.z), "=r"(x.v.w) : "l"(p) : "memory");
+        return x;
+    }
+    __device__ static void unpack(const Eight& x, float (&f)[8]) {
+        u32 w[4] = {x.v.x, x.v.y, x.v.z, x.v.w};
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            f[2 * i] = half_to_float(w[i] & 0xffff);
+            f[2 * i + 1] = half_to_float(w[i] >> 16);
+        }
+    }
+    // Stores element e and returns it as it will be read. Called by whole warps for 32 neighbours.
+    __device__ static float store(u8* pool, u64 tokens, u32 width, u64 token, u32 e, float v) {
+        u16 h = float_to_half(v);
+        ((u16*)pool)[token * width + e] = h;
+        return half_to_float(h);
+    }
+};
+
+struct KvF32 {
+    struct Eight {
+        float4 a, b;
+    };
+    __device__ static Eight load(const u8* pool, u64 tokens, u32 width, u64 token, u32 e) {
+        const float* p = (const float*)pool + token * width + e;
+        Eight x = {fresh4(p), fresh4(p + 4)};
+        return x;
+    }
+    __device__ static void unpack(const Eight& x, float (&f)[8]) {
+        f[0] = x.a.x, f[1] = x.a.y, f[2] = x.a.z, f[3] = x.a.w;
+        f[4] = x.b.x, f[5] = x.b.y, f[6] = x.b.z, f[7] = x.b.w;
+    }
+    __device__ static float store(u8* pool, u64 tokens, u32 width, u64 token, u32 e, float v) {
+        ((float*)pool)[token * width + e] = v;
+        return v;
+    }
+};
+
+// All 8-bit numbers of the pool, then all scales.
+struct KvQ8 {
+    struct Eight {
+        u32 a, b;
+        u32 d;
+    };
+    __device__ static u64 scale_at(u64 tokens, u32 width, u64 token, u32 e) {
+        return tokens * width + (token * width + e) / 32 * 2;
+    }
+    __device__ static Eight load(const u8* pool, u64 tokens, u32 width, u64 token, u32 e) {
+        Eight x;
+        u16 d;
+        const u8 *p = pool + token * width + e, *s = pool + scale_at(tokens, width, token, e);
+        asm volatile("ld.global.cg.v2.u32 {%0,%1}, [%2];" : "=r"(x.a), "=r"(x.b) : "l"(p) : "memory");
+        asm volatile("ld.global.cg.u16 %0, [%1];" : "=h"(d) : "l"(s) : "memory");
+        x.d = d;
+        return x;
+    }
+    __device__ static void unpack(const Eight& x, float (&f)[8]) {
+        float d = half_to_float((u16)x.d);
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            f[i] = d * (float)(signed char)(x.a >> 8 * i & 255);
+            f[4 + i] = d * (float)(signed char)(x.b >> 8 * i & 255);
+        }
+    }
+    __device__ static float store(u8* pool, u64 tokens, u32 width, u64 token, u32 e, float v) {
+        float top = fabsf(v);
+        for (u32 d = 1; d < 32; d *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, d));
+        float d = top / 127.0f;
+        int q = d > 0.0f ? (int)roundf(v / d) : 0;
+        u16 h = float_to_half(d);
+        pool[token * width + e] = (u8)q;
+        if (e % 32 == 0) *(u16*)(pool + scale_at(tokens, width, token, e)) = h;
+        return half_to_float(h) * (float)q;
+    }
+};
+
+// Parts of a context of `past` keys.
+__device__ inline u32 parts_of(u32 past, u32 most) {
+    u32 n = (past + SPLIT_KEYS - 1) / SPLIT_KEYS;
+    return max(min(n, min(most, PARTS)), 1u);
+}
+__device__ inline u32 first_key(const Stage& s, u32 pos) {
+    return s.window && pos + 1 > s.window ? pos + 1 - s.window : 0;
+}
+
+struct Attend {
+    const Row* rows;    // in shared memory
+    const u32* tables;  // of all groups
+    u32 group_words, stride;
+    u64 tokens;  // of a pool
+    const float2* turns;
+    u32 turn_rows, turn_pairs;
+    float *means, *scales;
+    u32* done;
+};
+
+__device__ inline u64 token_place(const u32* table, u32 pos) {
+    return (u64)__ldg(table + pos / KV_BLOCK) * KV_BLOCK + pos % KV_BLOCK;
+}
+
+// Loads head `head` of `x`, norms and turns it, into shared memory. One warp.
+__device__ inline void turn_head(const Stage& s, const float* x, const float* norm, const float2* turns, float scale,
+                                 bool turned, float* to, u32 lane) {
+    float a[(DIM + 63) / 64], b[(DIM + 63) / 64], square = 0.0f;
+#pragma unroll
+    for (u32 j = 0; j < (DIM + 63) / 64; j++) {
+        u32 p = lane + 32 * j;
+        if (p >= DIM / 2) break;
+        bool rotated = p < s.pairs;
+        u32 i = rotated ? (s.halves ? p : 2 * p) : 2 * p, k = rotated && s.halves ? p + s.pairs : i + 1;
+        a[j] = fresh(x + i);
+        b[j] = fresh(x + k);
+        square += a[j] * a[j] + b[j] * b[j];
+    }
+    float factor = scale;
+    if (norm) factor *= 1.0f / sqrtf(warp_sum(square) / (float)DIM + s.eps);
+#pragma unroll
+    for (u32 j = 0; j < (DIM + 63) / 64; j++) {
+        u32 p = lane + 32 * j;
+        if (p >= DIM / 2) break;
+        bool rotated = p < s.pairs;
+        u32 i = rotated ? (s.halves ? p : 2 * p) : 2 * p, k = rotated && s.halves ? p + s.pairs : i + 1;
+        float u = a[j] * factor, v = b[j] * factor;
+        if (norm) {
+            u *= __ldg(norm + i);
+            v *= __ldg(norm + k);
+        }
+        if (rotated && turned) {
+            float2 t = turns[p];
+            float c = u * t.x - v * t.y;
+            v = u * t.y + v * t.x;
+            u = c;
+        }
+        to[i] = u;
+        to[k] = v;
+    }
+}
+
+// Returns when `target` arrivals were counted. Called by whole blocks.
+__device__ inline void await(const u32* counter, u32 target) {
+    if (threadIdx.x == 0) {
+        u32 v;
+        do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(counter) : "memory");
+        while (v < target);
+    }
+    __syncthreads();
+}
+
+// One job of the stage, which waits for the stage before it as late as it can.
+__device__ __noinline__ void attend(const Stage& s, const Attend& c, u32 row, u32 kv_head, u32 part, u32 parts,
+                                    float* room, const u32* counter, u32 target) {
+    __shared__ float part_top[WARPS][OWN], part_sum[WARPS][OWN];
+    __shared__ u32 is_last;
+    float* query = room;                            // [HEADS_PER_KV + 2][DIM]
+    float* mixes = room + (HEADS_PER_KV + 2) * DIM;  // [WARPS][OWN][DIM]
+    u32 t = threadIdx.x, warp = t / 32, lane = t % 32, sub = lane / LANES, e = lane % LANES * 8;
+    u32 set = warp / SET_WARPS, group = warp % SET_WARPS * PER_WARP + sub;
+    Row r = c.rows[row];
+    const u32* table = c.tables + s.group * c.group_words + r.seq * c.stride;
+    const u8 *keys = (const u8*)s.w0, *values = (const u8*)s.w1;
+    u32 width = s.kv_heads * DIM, from = first_key(s, r.pos), past = r.pos - from;
+    u32 share = (past + parts - 1) / parts, k0 = from + min(part * share, past), k1 = from + min((part + 1) * share, past);
+    bool last = part == parts - 1;
+    typename Kv::Eight k[AT_ONCE], v[AT_ONCE];
+    auto fetch = [&](u32 base) {
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; i++) {
+            u32 key = min(base + i * GROUPS + group, k1 - 1);
+            if (base + i * GROUPS < k1) {
+                u64 at = token_place(table, key);
+                k[i] = Kv::load(keys, c.tokens, width, at, kv_head * DIM + e);
+                v[i] = Kv::load(values, c.tokens, width, at, kv_head * DIM + e);
+            }
+        }
+    };
+    if (k0 < k1) fetch(k0);
+    await(counter, target);
+    float factor = s.scale * (s.softcap != 0.0f ? 1.0f : LOG2E);
+    const float2* turns = c.turns + ((u64)s.rope * c.turn_rows + row) * c.turn_pairs;
+    for (u32 item = warp; item < HEADS_PER_KV + 2; item += WARPS) {
+        float* to = query + item * DIM;
+        if (item < HEADS_PER_KV) {
+            u32 head = kv_head * HEADS_PER_KV + item;
+            turn_head(s, (const float*)s.x + ((u64)row * s.heads + head) * DIM, (const float*)s.norm, turns, factor, true, to, lane);
+        } else if (last && item == HEADS_PER_KV) {
+            turn_head(s, (const float*)s.x1 + ((u64)row * s.kv_heads + kv_head) * DIM, (const float*)s.norm1, turns, 1.0f, true, to, lane);
+        } else if (last) {
+            for (u32 i = lane; i < DIM; i += 32) to[i] = fresh((const float*)s.x2 + ((u64)row * s.kv_heads + kv_head) * DIM + i);
+        }
+    }
+    __syncthreads();
+    if (last) {
+        for (u32 i = t; i < 2 * DIM; i += THREADS) {
+            u32 which = i / DIM, el = i % DIM;
+            float* at = query + (HEADS_PER_KV + which) * DIM + el;
+            *at = Kv::store((u8*)(which ? values : keys), c.tokens, width, token_place(table, r.pos), kv_head * DIM + el, *at);
+        }
+        __syncthreads();
+    }
+    float q[OWN][8], mix[OWN][8], top[OWN], sum[OWN];
+#pragma unroll
+    for (u32 h = 0; h < OWN; h++) {
+        u32 head = min(set * OWN + h, (u32)HEADS_PER_KV - 1);
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) {
+            q[h][i] = query[head * DIM + e + i];
+            mix[h][i] = 0.0f;
+        }
+        top[h] = -1e30f;
+        sum[h] = 0.0f;
+    }
+    auto capped = [&](float x) { return s.softcap != 0.0f ? s.softcap * tanhf(x / s.softcap) * LOG2E : x; };
+    if (last && group == 0) {  // the row's own key
+#pragma unroll
+        for (u32 h = 0; h < OWN; h++) {
+            float x = 0.0f;
+#pragma unroll
+            for (u32 i = 0; i < 8; i++) x = fmaf(q[h][i], query[HEADS_PER_KV * DIM + e + i], x);
+#pragma unroll
+            for (u32 d = 1; d < LANES; d *= 2) x += __shfl_xor_sync(LANES == 32 ? 0xffffffffu : (1u << LANES) - 1, x, d);
+            top[h] = capped(x);
+            sum[h] = 1.0f;
+#pragma unroll
+            for (u32 i = 0; i < 8; i++) mix[h][i] = query[(HEADS_PER_KV + 1) * DIM + e + i];
+        }
+    }
+    __syncwarp();
+#pragma unroll 1
+    for (u32 base = k0; base < k1; base += GROUPS * AT_ONCE) {
+        if (base != k0) fetch(base);
+        float score[AT_ONCE][OWN];
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; i++) {
+            if (base + i * GROUPS >= k1) {
+#pragma unroll
+                for (u32 h = 0; h < OWN; h++) score[i][h] = -1e30f;
+                continue;
+            }
+            float f[8];
+            Kv::unpack(k[i], f);
+            bool in = base + i * GROUPS + group < k1;
+#pragma unroll
+            for (u32 h = 0; h < OWN; h++) {
+                float x = 0.0f;
+#pragma unroll
+                for (u32 j = 0; j < 8; j++) x = fmaf(q[h][j], f[j], x);
+#pragma unroll
+                for (u32 d = 1; d < LANES; d *= 2) x += __shfl_xor_sync(0xffffffffu, x, d);
+                score[i][h] = in ? capped(x) : -1e30f;
+            }
+        }
+#pragma unroll
+        for (u32 h = 0; h < OWN; h++) {
+            float high = top[h];
+#pragma unroll
+            for (u32 i = 0; i < AT_ONCE; i++) high = fmaxf(high, score[i][h]);
+            float keep = exp2f(top[h] - high);
+            top[h] = high;
+            sum[h] *= keep;
+#pragma unroll
+            for (u32 j = 0; j < 8; j++) mix[h][j] *= keep;
+#pragma unroll
+            for (u32 i = 0; i < AT_ONCE; i++) {
+                score[i][h] = score[i][h] > -1e29f ? exp2f(score[i][h] - high) : 0.0f;
+                sum[h] += score[i][h];
+            }
+        }
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; i++) {
+            if (base + i * GROUPS >= k1) continue;
+            float f[8];
+            Kv::unpack(v[i], f);
+#pragma unroll
+            for (u32 h = 0; h < OWN; h++)
+#pragma unroll
+                for (u32 j = 0; j < 8; j++) mix[h][j] = fmaf(score[i][h], f[j], mix[h][j]);
+        }
+    }
+    // The groups of a warp, then the warps of a set.
+#pragma unroll
+    for (u32 h = 0; h < OWN; h++) {
+#pragma unroll
+        for (u32 d = LANES; d < 32; d *= 2) {
+            float high = fmaxf(top[h], __shfl_xor_sync(0xffffffffu, top[h], d)), keep = exp2f(top[h] - high);
+            top[h] = high;
+            sum[h] *= keep;
+            sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], d);
+#pragma unroll
+            for (u32 j = 0; j < 8; j++) {
+                mix[h][j] *= keep;
+                mix[h][j] += __shfl_xor_sync(0xffffffffu, mix[h][j], d);
+            }
+        }
+        if (sub == 0) {
+            float4* to = (float4*)(mixes + (warp * OWN + h) * DIM + e);
+            to[0] = {mix[h][0], mix[h][1], mix[h][2], mix[h][3]};
+            to[1] = {mix[h][4], mix[h][5], mix[h][6], mix[h][7]};
+        }
+        if (lane == 0) {
+            part_top[warp][h] = top[h];
+            part_sum[warp][h] = sum[h];
+        }
+    }
+    __syncthreads();
+    u64 first_head = (u64)row * s.heads + kv_head * HEADS_PER_KV;
+    const float* sinks = (const float*)s.bias;
+    for (u32 i = t; i < HEADS_PER_KV * DIM; i += THREADS) {
+        u32 head = i / DIM, el = i % DIM, w0 = head / OWN * SET_WARPS, h = head % OWN;
+        float sink = sinks && last ? __ldg(sinks + kv_head * HEADS_PER_KV + head) * LOG2E : -1e30f;
+        float high = sink, all = 0.0f, mean = 0.0f;
+#pragma unroll
+        for (u32 w = 0; w < SET_WARPS; w++) high = fmaxf(high, part_top[w0 + w][h]);
+#pragma unroll
+        for (u32 w = 0; w < SET_WARPS; w++) {
+            float weight = exp2f(part_top[w0 + w][h] - high);
+            all = fmaf(weight, part_sum[w0 + w][h], all);
+            mean = fmaf(weight, mixes[((w0 + w) * OWN + h) * DIM + el], mean);
+        }
+        if (sinks && last) all += exp2f(sink - high);
+        u64 at = (first_head + head) * PARTS + part;
+        c.means[at * DIM + el] = mean;
+        if (el == 0) {
+            c.scales[at * 2] = high;
+            c.scales[at * 2 + 1] = all;
+        }
+    }
+    if (parts <= PARTS_DIRECT) return;
+    __threadfence();
+    __syncthreads();
+    if (t == 0) {
+        u32* done = c.done + row * s.kv_heads + kv_head;
+        is_last = atomicAdd(done, 1) == parts - 1;
+        if (is_last) *done = 0;
+        __threadfence();
+    }
+    __syncthreads();
+    if (!is_last) return;
+    for (u32 i = t; i < HEADS_PER_KV * DIM; i += THREADS) {
+        u64 at = (first_head + i / DIM) * PARTS;
+        float m[PARTS], l[PARTS], x[PARTS], high = -1e30f;
+#pragma unroll
+        for (u32 p = 0; p < PARTS; p++)
+            if (p < parts) {
+                float2 ml = fresh2(c.scales + (at + p) * 2);
+                m[p] = ml.x;
+                l[p] = ml.y;
+                x[p] = fresh(c.means + (at + p) * DIM + i % DIM);
+            }
+#pragma unroll
+        for (u32 p = 0; p < PARTS; p++)
+            if (p < parts) high = fmaxf(high, m[p]);
+        float all = 0.0f, mean = 0.0f;
+#pragma unroll
+        for (u32 p = 0; p < PARTS; p++)
+            if (p < parts) {
+                float weight = exp2f(m[p] - high);
+                all = fmaf(weight, l[p], all);
+                mean = fmaf(weight, x[p], mean);
+            }
+        __syncwarp();
+        c.means[at * DIM + i % DIM] = mean;
+        // Every thread has read the scales of its head before one of them is overwritten.
+        room[i] = high;
+        room[HEADS_PER_KV * DIM + i] = all;
+    }
+    __syncthreads();
+    for (u32 head = t; head < HEADS_PER_KV; head += THREADS) {
+        u64 at = (first_head + head) * PARTS * 2;
+        c.scales[at] = room[head * DIM];
+        c.scales[at + 1] = room[HEADS_PER_KV * DIM + head * DIM];
+    }
+}
