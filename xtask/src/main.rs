@@ -7,6 +7,7 @@
     reason = "a report is what these tasks are for"
 )]
 
+mod deep;
 mod docs;
 mod fixtures;
 mod receipts;
@@ -21,6 +22,7 @@ const USAGE: &str = "\
 usage: cargo xtask TASK
 
   tidy                   check the rules that no compiler knows; report the size of the code
+  deep                   run the complete sweeps and mutations, and the builds for a Mac: an hour
   docs [--check]         write the generated pages under docs/, or fail where they are not up to date
   fixtures FROM [--all]  copy the test models again from an unpacked set; --all: those that git ignores too
 ";
@@ -31,6 +33,7 @@ fn main() -> ExitCode {
     let root = root();
     let result = match words[..] {
         ["tidy"] => tidy::run(&root),
+        ["deep"] => deep::run(&root),
         ["docs"] => docs::run(&root, docs::Mode::Write),
         ["docs", "--check"] => docs::run(&root, docs::Mode::Check),
         ["fixtures", from] => fixtures::run(&root, from.as_ref(), fixtures::Extent::Kept),

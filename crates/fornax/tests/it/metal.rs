@@ -78,12 +78,12 @@ fn a_token_of_a_real_shape_reads_nothing_twice() {
 fn without_a_compiler_the_emulator_says_what_is_missing() {
     let home = Folder::new();
     let mut command = fornax(&home);
-    command.env("FORNAX_MSL_CXX", "/nonexistent/compiler").args(["run", "-n", "1", "-m"]);
+    command.env("FORNAX_MSL_CXX", "/nonexistent/compiler").args(["run", "--raw", "-n", "1", "-m"]);
     let why = ran(command.arg(model("llama3")).args(["--device", "metal-emulated", "hi"])).fails(1);
     assert!(why.stderr.contains("C++ compiler"), "{}", why.stderr);
     // Nobody who did not name it meets it.
     let mut command = fornax(&home);
-    command.env("FORNAX_MSL_CXX", "/nonexistent/compiler").args(["run", "-n", "1", "-m"]);
+    command.env("FORNAX_MSL_CXX", "/nonexistent/compiler").args(["run", "--raw", "-n", "1", "-m"]);
     ran(command.arg(model("llama3")).args(["--temp", "0", "hi"])).ok();
     let devices = ran(fornax(&home).arg("devices")).ok().stdout;
     assert!(!devices.contains("emulated"), "{devices}");

@@ -1,0 +1,78 @@
+//! `cargo xtask deep`: what takes too long for every change. Complete sweeps and mutations, which the checks sample; and the
+//! builds for a Mac, as far as they can be made here. Knows the tests by their being ignored, the rest as scripts.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+
+/// What is run, in this order; all of it, whatever fails.
+fn steps(root: &Path) -> Vec<(&'static str, Command)> {
+    let script = |name: &str| Command::new(root.join("scripts").join(name));
+    let mut tests = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    // Ignored tests are the complete ones; the others are the checks' own.
+    tests.args(["test", "--workspace", "--", "--ignored"]);
+    let mut steps = vec![
+        ("complete sweeps, every barrier removed in turn", tests),
+        ("Metal kernels with address spaces", script("lint-metal.sh")),
+        ("types for aarch64-apple-darwin", script("check-apple.sh")),
+        ("objects for aarch64-apple-darwin", script("objects-apple.sh")),
+    ];
+    // A script that is not here yet is no step.
+    steps.retain(|(_, c)| {
+        let program = Path::new(c.get_program());
+        !program.starts_with(root) || program.is_file()
+    });
+    for (_, command) in &mut steps {
+        command.current_dir(root);
+    }
+    steps
+}
+
+/// Runs everything and tells what failed.
+///
+/// # Errors
+/// When anything did.
+pub(crate) fn run(root: &Path) -> Result<()> {
+    report(steps(root))
+}
+
+fn report(steps: Vec<(&'static str, Command)>) -> Result<()> {
+    let mut failed = Vec::new();
+    for (what, mut command) in steps {
+        println!("deep: {what}");
+        let begin = Instant::now();
+        let status = command.status().with_context(|| format!("starting {command:?}"));
+        let seconds = begin.elapsed().as_secs();
+        match status {
+            Ok(status) if status.success() => println!("deep: {what}: good, {seconds} s"),
+            Ok(status) => failed.push(format!("{what} ({status})")),
+            Err(e) => failed.push(format!("{what} ({e:#})")),
+        }
+    }
+    if failed.is_empty() {
+        return Ok(());
+    }
+    bail!("failed: {}", failed.join("; "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_are_run_and_the_failed_are_named() {
+        let all = [("one", "false"), ("two", "true"), ("three", "/nonexistent/tool")];
+        let steps = all.map(|(what, tool)| (what, Command::new(tool))).into_iter().collect();
+        let error = report(steps).expect_err("two fail").to_string();
+        assert!(error.contains("one (") && error.contains("three ("), "{error}");
+        assert!(!error.contains("two"), "{error}");
+    }
+
+    #[test]
+    fn the_complete_tests_come_first() {
+        let steps = steps(&crate::root());
+        assert!(steps.len() > 1 && steps[0].1.get_args().any(|a| a == "--ignored"));
+    }
+}
