@@ -146,6 +146,33 @@ args! {
         top_k: u32,
         experts: u32,
     }
+    /// `moe_group`; `tiles` is the most that there can be.
+    GroupArgs { rows: u32, experts: u32, top_k: u32, tiles: u32, }
+    /// `grouped_gated`: [`ExpertArgs`] and the tiles.
+    GroupedArgs {
+        rows: u32,
+        cols: u32,
+        outs: u32,
+        bias: u32,
+        act: u32,
+        alpha: f32,
+        limit: f32,
+        eps: f32,
+        top_k: u32,
+        experts: u32,
+        tiles: u32,
+    }
+    /// `grouped_down` and `grouped_sum`: [`DownArgs`] and the tiles.
+    GroupedDownArgs {
+        rows: u32,
+        cols: u32,
+        outs: u32,
+        top_k: u32,
+        experts: u32,
+        bias: u32,
+        residual: u32,
+        tiles: u32,
+    }
     /// `moe_down`; `bias` and `residual` are 0 or 1.
     DownArgs {
         rows: u32,

@@ -71,6 +71,8 @@ pub(crate) enum Axis {
     RowsBy(u32),
     /// So many for every row.
     RowsTimes(u32),
+    /// One for `by` of what every row has `times`, and some more.
+    Tiles { times: u32, by: u32, plus: u32 },
 }
 
 impl Axis {
@@ -79,6 +81,7 @@ impl Axis {
             Axis::Fixed(n) => n,
             Axis::RowsBy(n) => rows.div_ceil(n),
             Axis::RowsTimes(n) => rows * n,
+            Axis::Tiles { times, by, plus } => (rows * times) / by + plus,
         }
     }
 }

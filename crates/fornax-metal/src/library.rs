@@ -54,7 +54,15 @@ pub(crate) static FAMILIES: &[Family] = &[
     },
     Family {
         name: "matvec",
-        sources: &[BLOCKS, CODEBOOKS, MORE, source!("matvec"), source!("any"), source!("moe")],
+        sources: &[
+            BLOCKS,
+            CODEBOOKS,
+            MORE,
+            source!("matvec"),
+            source!("any"),
+            source!("moe"),
+            source!("grouped"),
+        ],
         plain: &[
             "activate",
             "matvec_any",
@@ -64,6 +72,10 @@ pub(crate) static FAMILIES: &[Family] = &[
             "moe_route",
             "moe_gated",
             "moe_down",
+            "moe_group",
+            "grouped_gated",
+            "grouped_down",
+            "grouped_sum",
         ],
         weights: &["matvec", "matvec_joined", "qkv", "gated_mlp"],
         kv: &[],

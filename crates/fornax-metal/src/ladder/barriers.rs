@@ -16,7 +16,7 @@ fn seen(barrier: BarrierId, test: impl Fn() + UnwindSafe) -> bool {
 
 #[test]
 fn removing_any_barrier_shows() {
-    let tests: [(&str, &str, fn()); 19] = [
+    let tests: [(&str, &str, fn()); 22] = [
         ("rms_norm", "rms_norm", rows::norm_of_rows_shorter_and_longer_than_a_threadgroup),
         ("matvec", "matvec_f32", linear::matvec_of_every_type),
         ("qkv", "qkv_f32", linear::qkv_of_every_type),
@@ -31,6 +31,9 @@ fn removing_any_barrier_shows() {
             "attention_append_f32",
             attention::the_append_and_the_first_stage_in_one,
         ),
+        ("moe_group", "moe_group", moe::experts_of_many_rows),
+        ("grouped_gated", "grouped_gated", moe::experts_of_many_rows),
+        ("grouped_down", "grouped_down", moe::experts_of_many_rows),
         ("matmul_small", "matmul_small_f32", linear::small_matmul_of_every_type),
         ("matmul_tiled", "matmul_tiled_f32", linear::tiled_matmul_of_every_type),
         ("rope_write", "rope_write_f32", rows::rope_and_append_in_one),

@@ -1,6 +1,7 @@
 //! Mixtures of experts: the choice, and the chosen experts' products, of every type.
 
 use fornax_gguf::TensorType;
+use fornax_msl::Buffer;
 
 use super::linear::{Matrix, activated, columns};
 use super::{Run, bytes, close, noise, read_floats, read_words, room};
@@ -133,6 +134,104 @@ impl Mixture {
         }
         close(&format!("down of {ty}"), &read_floats(&out, want.len()), &want, 1e-4);
     }
+}
+
+impl Mixture {
+    fn tiles(&self) -> u32 {
+        (self.rows * self.top_k / 16 + self.experts) as u32
+    }
+
+    /// The picks by expert, as the kernel orders them.
+    fn groups(&self) -> Buffer {
+        let (picks, tiles) = (self.ids.len(), self.tiles());
+        let groups = room(1 + 3 * tiles as usize + picks);
+        let threads = (self.experts as u32).next_multiple_of(32);
+        let sizes = [self.rows, self.experts, self.top_k].map(|v| v as u32);
+        Run::new("moe_group", &[], [1, 1, 1], [threads, 1, 1])
+            .words(&self.ids)
+            .buffer(&groups)
+            .go(&[&sizes[..], &[tiles]].concat());
+        groups
+    }
+
+    fn grouped(&self, types: [TensorType; 3], cols: usize, down_cols: usize, act: u32) {
+        let [gate, up] = [0, 1].map(|i| self.matrix(types[i], cols, i as u64));
+        let x = noise(3, self.rows * cols);
+        let biases = [4, 5].map(|seed| noise(seed, self.experts * self.outs));
+        let n = self.ids.len();
+        let (groups, out) = (self.groups(), room(n * self.outs));
+        let sizes = [self.rows, cols, self.outs].map(|v| v as u32);
+        let limits = [1.702f32, 0.5, 0.0].map(f32::to_bits);
+        let tail = [self.top_k as u32, self.experts as u32, self.tiles()];
+        let grid = [(self.outs as u32).div_ceil(64), self.tiles(), 1];
+        Run::new("grouped_gated", &numbered(&types[..2], &[]), grid, [128, 1, 1])
+            .buffer(&bytes(&gate.data))
+            .buffer(&bytes(&up.data))
+            .floats(&x)
+            .buffer(&groups)
+            .floats(&biases[0])
+            .floats(&biases[1])
+            .buffer(&out)
+            .go(&[&sizes[..], &[3, act], &limits[..], &tail[..]].concat());
+        let mut want = Vec::new();
+        for (pick, id) in self.ids.iter().enumerate() {
+            let x = &x[pick / self.top_k * cols..][..cols];
+            let g = self.one(&gate, &biases[0], *id as usize, x);
+            let u = self.one(&up, &biases[1], *id as usize, x);
+            want.extend(g.iter().zip(&u).map(|(g, u)| activated(act, *g, *u)));
+        }
+        close(&format!("grouped gates of {types:?}"), &read_floats(&out, want.len()), &want, 1e-4);
+        self.grouped_down(types[2], down_cols, &groups);
+    }
+
+    fn grouped_down(&self, ty: TensorType, cols: usize, groups: &Buffer) {
+        let m = self.matrix(ty, cols, 2);
+        let (n, width) = (self.ids.len(), self.rows * self.outs);
+        let (inner, bias, residual) = (noise(3, n * cols), noise(5, m.outs), noise(6, width));
+        let weights: Vec<f32> = noise(4, n).iter().map(|w| w.abs()).collect();
+        let (parts, out) = (room(n * self.outs), room(width));
+        let all = [self.rows, cols, self.outs, self.top_k, self.experts].map(|v| v as u32);
+        let constants = [&all[..], &[1, 1, self.tiles()]].concat();
+        let grid = [(self.outs as u32).div_ceil(64), self.tiles(), 1];
+        Run::new("grouped_down", &numbered(&[ty], &[]), grid, [128, 1, 1])
+            .buffer(&bytes(&m.data))
+            .floats(&inner)
+            .buffer(groups)
+            .floats(&bias)
+            .buffer(&parts)
+            .go(&constants);
+        let grid = [(self.outs as u32).div_ceil(64), self.rows as u32, 1];
+        Run::new("grouped_sum", &[], grid, [64, 1, 1])
+            .buffer(&parts)
+            .floats(&weights)
+            .floats(&residual)
+            .buffer(&out)
+            .go(&constants);
+        let mut want: Vec<f64> = residual.iter().map(|r| f64::from(*r)).collect();
+        for (pick, id) in self.ids.iter().enumerate() {
+            let y = self.one(&m, &bias, *id as usize, &inner[pick * cols..][..cols]);
+            for (j, y) in y.iter().enumerate() {
+                want[pick / self.top_k * self.outs + j] += f64::from(weights[pick]) * y;
+            }
+        }
+        close(&format!("grouped down of {ty}"), &read_floats(&out, width), &want, 1e-4);
+    }
+}
+
+#[test]
+pub(super) fn experts_of_many_rows() {
+    use TensorType::{F32, IQ3_XXS, MXFP4, Q4_K, Q6_K, Q8_0};
+    for (experts, top_k, rows, outs) in
+        [(1, 1, 1, 3), (8, 2, 40, 9), (3, 3, 17, 70), (40, 4, 33, 5)]
+    {
+        let mixture = Mixture::new(experts, top_k, rows, outs);
+        mixture.grouped([F32, F32, F32], 33, 7, 0);
+        mixture.grouped([Q8_0, Q8_0, MXFP4], 96, 64, 2);
+    }
+    // One expert has nearly everything, one nothing.
+    let mut mixture = Mixture::new(4, 2, 50, 12);
+    mixture.ids.iter_mut().enumerate().for_each(|(i, id)| *id = if i % 9 == 0 { 2 } else { 1 });
+    mixture.grouped([Q4_K, IQ3_XXS, Q6_K], 256, 512, 1);
 }
 
 #[test]

@@ -10,8 +10,9 @@ use crate::library::{FAMILIES, family_of};
 fn constants_are_as_long_as_the_kernels_structures() {
     use crate::args::{
         AppendArgs, AttentionArgs, ConvArgs, CopyArgs, DownArgs, DrawArgs, EmbedArgs, ExpertArgs,
-        GatedArgs, JoinedArgs, KvWriteArgs, MatmulArgs, NormArgs, PartsArgs, PenaltyArgs, PickArgs,
-        QkvArgs, RopeArgs, RopeWriteArgs, RouteArgs, SelectArgs,
+        GatedArgs, GroupArgs, GroupedArgs, GroupedDownArgs, JoinedArgs, KvWriteArgs, MatmulArgs,
+        NormArgs, PartsArgs, PenaltyArgs, PickArgs, QkvArgs, RopeArgs, RopeWriteArgs, RouteArgs,
+        SelectArgs,
     };
     let sizes = [
         ("embed_q8_0", size_of::<EmbedArgs>()),
@@ -33,6 +34,10 @@ fn constants_are_as_long_as_the_kernels_structures() {
         ("short_conv", size_of::<ConvArgs>()),
         ("moe_route", size_of::<RouteArgs>()),
         ("moe_gated", size_of::<ExpertArgs>()),
+        ("moe_group", size_of::<GroupArgs>()),
+        ("grouped_gated", size_of::<GroupedArgs>()),
+        ("grouped_down", size_of::<GroupedDownArgs>()),
+        ("grouped_sum", size_of::<GroupedDownArgs>()),
         ("moe_down", size_of::<DownArgs>()),
         ("attention_append_q8_0", size_of::<AppendArgs>()),
         ("matvec_joined_q4_k", size_of::<JoinedArgs>()),
