@@ -21,7 +21,22 @@ pub(crate) enum Mode {
 pub(crate) fn run(root: &Path, mode: Mode) -> Result<()> {
     let page = command_line(&Binary::build(root)?)?;
     settle(root, "docs/cli.md", &page, mode)?;
-    settle(root, "docs/bench.md", &crate::receipts::page(root)?, mode)
+    settle(root, "docs/bench.md", &crate::receipts::page(root)?, mode)?;
+    settle(root, "docs/metal-predicted.md", &predictions(root)?, mode)
+}
+
+/// The page of what Apple's chips should reach, from the counts that are kept.
+fn predictions(root: &Path) -> Result<String> {
+    let folder = root.join("docs/metal-counts");
+    let mut files = Vec::new();
+    for entry in fs::read_dir(&folder).with_context(|| format!("reading {}", folder.display()))? {
+        let path = entry?.path();
+        files.push(path.to_str().context("a path that is no text")?.to_owned());
+    }
+    files.sort();
+    let run = ["run", "--quiet", "--package", "fornax-metal", "--example", "predictions", "--"];
+    let arguments: Vec<&str> = run.into_iter().chain(files.iter().map(String::as_str)).collect();
+    String::from_utf8(crate::cargo(root, &arguments)?).context("the predictions are not UTF-8")
 }
 
 /// Writes `page` to `path`, or fails where the file says something else.

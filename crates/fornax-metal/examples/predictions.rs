@@ -1,5 +1,5 @@
 //! Prints what counted tokens should take on Apple's chips, as a page in Markdown. Takes files that `fornax bench --step-report
-//! --json` wrote, each called MODEL@KEYS.json with blanks as underscores.
+//! --json` wrote, each called MODEL@KEYS.json with + for blanks.
 
 use std::error::Error;
 use std::path::Path;
@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let (name, keys) = stem.split_once('@').ok_or("a name without the number of keys")?;
         let all: Value = serde_json::from_slice(&std::fs::read(&file)?)?;
         let report = &all["step_report"];
-        models.push((name.replace('_', " ").replace("Q8 0", "Q8_0"), keys.parse()?, read(report)));
+        models.push((name.replace('+', " "), keys.parse()?, read(report)));
     }
     print!("{}", cost::page(&models));
     Ok(())

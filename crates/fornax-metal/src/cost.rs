@@ -114,7 +114,7 @@ pub fn page(models: &[(String, u32, StepReport)]) -> String {
     let _ = writeln!(
         page,
         "{:.0} % of the data sheet's bandwidth, {:.2} µs for each\nbarrier, and a core that draws its share of the bandwidth only \
-         with {SIMDS_PER_CORE} simdgroups under way. `fornax bench --json` on a\nMac prints what replaces a line.\n\n## Counts\n",
+         with {SIMDS_PER_CORE} simdgroups under way. What caches serve and\nwhat instructions take is not in it: it says what the memory allows, and a kernel may be slower. `fornax bench --json`\non a Mac prints what replaces a line. The models have the shapes of the named ones and random weights.\n\n## Counts\n",
         100.0 * ATTAINABLE,
         1e6 * BARRIER_S
     );
