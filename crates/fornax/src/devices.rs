@@ -10,6 +10,7 @@ use fornax_plan::{ActMode, Device, DeviceInfo, KvType};
 
 use crate::flags::high::Config;
 use crate::flags::low::{ActName, DeviceName, KvName, Layout};
+use crate::output;
 
 /// A device that is ready to prepare a plan.
 pub(crate) enum Opened {
@@ -38,16 +39,18 @@ const READ_BYTES_MAX: u64 = 512 << 20;
 
 impl Opened {
     /// The device that the flags ask for. Whether it can run a given model is seen when the model is prepared:
-    /// where a GPU cannot, [`Opened::fallback`] is what computes. `auto` is the CPU: the CUDA kernels are plain, and
-    /// on a machine with an H200 its sixteen cores generated faster (813 against 310 tokens/s at 135 M, Q8_0).
+    /// where a GPU cannot, [`Opened::fallback`] is what computes. `auto` is the GPU on a Mac, elsewhere the CPU: the CUDA
+    /// kernels are plain, and on a machine with an H200 its sixteen cores generated faster (813 against 310 tokens/s
+    /// at 135 M, Q8_0).
     ///
     /// # Errors
     /// When it is not in this build or not in this machine.
     pub(crate) fn new(config: &Config) -> Result<Opened> {
         match config.device {
-            DeviceName::Auto | DeviceName::Cpu => Ok(Opened::Cpu(cpu(config)?)),
+            DeviceName::Auto => auto(config),
+            DeviceName::Cpu => Ok(Opened::Cpu(cpu(config)?)),
             DeviceName::Reference => Ok(Opened::Reference(ReferenceDevice::default())),
-            DeviceName::Metal => bail!("--device metal is not in this build; use cpu"),
+            DeviceName::Metal => Ok(Opened::Gpu(metal(config)?)),
             DeviceName::MetalEmulated => Ok(Opened::Gpu(metal_emulated()?)),
             DeviceName::Cuda => Ok(Opened::Gpu(cuda()?)),
         }
@@ -138,10 +141,10 @@ impl ReadRate {
 pub(crate) fn all(config: &Config) -> Result<Vec<Found>> {
     let tiers = Isa::available().into_iter().map(Isa::name).collect();
     let plain = |info| Found { info, tiers: Vec::new() };
-    let gpu = cuda().ok().map(|gpu| plain(gpu.info()));
+    let gpus = [metal(config), cuda()].into_iter().flatten().map(|gpu| plain(gpu.info()));
     let cpu = Found { info: cpu(config)?.info(), tiers };
     let reference = plain(ReferenceDevice::default().info());
-    Ok(gpu.into_iter().chain([cpu, reference]).collect())
+    Ok(gpus.chain([cpu, reference]).collect())
 }
 
 /// `--act` as the boundary calls it.
@@ -150,6 +153,47 @@ pub(crate) fn act(config: &Config) -> Option<ActMode> {
         ActName::F32 => ActMode::F32,
         ActName::Q8 => ActMode::Q8,
     })
+}
+
+/// What a Mac user is asked to report of the GPU, name and text; or why there is none.
+#[cfg(unix)]
+pub(crate) fn gpu_report() -> Result<Vec<(String, String)>> {
+    Ok(fornax_metal::MetalDevice::system()?.report())
+}
+
+#[cfg(not(unix))]
+pub(crate) fn gpu_report() -> Result<Vec<(String, String)>> {
+    bail!("metal is not in this build")
+}
+
+/// The GPU on a Mac, with one line where it cannot be had; elsewhere the CPU.
+fn auto(config: &Config) -> Result<Opened> {
+    if cfg!(target_os = "macos") {
+        match metal(config) {
+            Ok(gpu) => return Ok(Opened::Gpu(gpu)),
+            Err(why) => {
+                output::note(config, &format!("the CPU computes instead of the GPU: {why:#}"))
+            }
+        }
+    }
+    Ok(Opened::Cpu(cpu(config)?))
+}
+
+/// The GPU of this Mac, with the variants that `fornax tune` found to be the fastest.
+#[cfg(unix)]
+fn metal(config: &Config) -> Result<Box<dyn Device>> {
+    let device = fornax_metal::MetalDevice::system()?;
+    let Some(profile) = config.tuning().and_then(|path| std::fs::read_to_string(path).ok()) else {
+        return Ok(Box::new(device));
+    };
+    let tuned = device.clone().with_profile(&profile);
+    let tuned = tuned.inspect_err(|why| output::note(config, &format!("not tuned: {why}")));
+    Ok(Box::new(tuned.unwrap_or(device)))
+}
+
+#[cfg(not(unix))]
+fn metal(_: &Config) -> Result<Box<dyn Device>> {
+    bail!("--device metal is not in this build; use --device cpu")
 }
 
 /// The first GPU. A driver that failed once is not tried again in this process.

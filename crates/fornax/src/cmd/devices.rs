@@ -14,6 +14,15 @@ use crate::{devices, output};
 struct Report {
     devices: Vec<Line>,
     last_level_cache_bytes: Option<u64>,
+    /// With `--report`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    report: Option<Vec<Said>>,
+}
+
+#[derive(Serialize)]
+struct Said {
+    name: String,
+    text: String,
 }
 
 #[derive(Serialize)]
@@ -39,8 +48,11 @@ pub(crate) fn devices(config: &Config, flags: &Devices) -> Result<()> {
         tiers: found.tiers,
         threads: found.info.threads,
     });
-    let report =
-        Report { devices: lines.collect(), last_level_cache_bytes: fornax_cpu::last_level_cache() };
+    let report = Report {
+        devices: lines.collect(),
+        last_level_cache_bytes: fornax_cpu::last_level_cache(),
+        report: flags.report.then(said),
+    };
     if flags.json {
         return output::json(&report);
     }
@@ -57,5 +69,23 @@ pub(crate) fn devices(config: &Config, flags: &Devices) -> Result<()> {
             line.kind, line.name, line.tier, line.threads
         );
     }
+    for Said { name, text: said } in report.report.iter().flatten() {
+        let _ = writeln!(text, "{name}: {said}");
+    }
     output::product(text.as_bytes())
+}
+
+/// This build, this machine, and the GPU or why there is none.
+fn said() -> Vec<Said> {
+    let say = |name: &str, text: String| Said { name: name.to_owned(), text };
+    let host = format!("{} {}", std::env::consts::OS, std::env::consts::ARCH);
+    let mut all = vec![
+        say("fornax", format!("{} for {host}", env!("CARGO_PKG_VERSION"))),
+        say("debug build", cfg!(debug_assertions).to_string()),
+    ];
+    match devices::gpu_report() {
+        Ok(lines) => all.extend(lines.into_iter().map(|(name, text)| Said { name, text })),
+        Err(why) => all.push(say("metal gpu", format!("{why:#}"))),
+    }
+    all
 }

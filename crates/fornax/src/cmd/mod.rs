@@ -16,6 +16,7 @@ mod run;
 mod start;
 mod synth;
 mod tokens;
+mod tune;
 mod verify;
 
 use std::ffi::OsString;
@@ -73,6 +74,7 @@ pub(crate) fn dispatch(config: &Config, command: Command) -> Result<()> {
         Command::Detokenize(flags) => tokens::detokenize(config, &flags),
         Command::Verify(flags) => verify::verify(config, &flags),
         Command::Devices(flags) => devices::devices(config, &flags),
+        Command::Tune(flags) => tune::tune(config, &flags),
     }
 }
 

@@ -85,6 +85,11 @@ impl Config {
         Config { device, ..self.clone() }
     }
 
+    /// Where `fornax tune` keeps what it measured.
+    pub(crate) fn tuning(&self) -> Option<PathBuf> {
+        self.home.as_ref().map(|home| home.join("metal-profile.txt"))
+    }
+
     /// The folder that holds `models/`.
     pub(crate) fn home(&self) -> Result<&PathBuf> {
         self.home.as_ref().context(

@@ -21,7 +21,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Shared options")]
 pub(crate) struct Shared {
-    /// Where to compute; auto is the CPU; what cuda refuses, the CPU runs
+    /// Where to compute; auto is metal on a Mac, else cpu; what a GPU refuses, the CPU runs
     #[arg(long, value_enum, default_value = "auto", global = true, value_name = "DEVICE")]
     pub(crate) device: DeviceName,
     /// CPU threads [default: one for each physical core]
@@ -118,6 +118,8 @@ pub(crate) enum Command {
     List(List),
     /// List the devices and CPU tiers of this machine
     Devices(Devices),
+    /// Time the variants of the Metal kernels on this Mac, for a model's shapes, and keep the fastest
+    Tune(Tune),
     /// Print a completion script
     Completions(Completions),
     /// Print the man page
@@ -401,9 +403,21 @@ pub(crate) struct List {}
 
 #[derive(Debug, Args)]
 pub(crate) struct Devices {
+    /// Add what to report with a problem: system, GPU, and every kernel's limits on it
+    #[arg(long)]
+    pub(crate) report: bool,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Tune {
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
+    /// List what would be timed, on any machine
+    #[arg(long)]
+    pub(crate) dry_run: bool,
 }
 
 #[derive(Debug, Args)]

@@ -22,6 +22,7 @@ const COMMANDS: &[&str] = &[
     "pull",
     "list",
     "devices",
+    "tune",
     "completions",
 ];
 
