@@ -11,7 +11,7 @@ use fornax_plan::{
     WeightRef,
 };
 
-use crate::matrix::{Arena, Matrix, fill, give_back};
+use crate::matrix::{Arena, Matrix, Share, fill, give_back};
 use crate::stages::{Group, space};
 
 /// Bytes of weights that one claimed piece of work should read at least: a claim costs a cache
@@ -202,10 +202,11 @@ pub(crate) struct Stage {
 }
 
 /// The weights of a plan as this device keeps them.
-#[derive(Default)]
 pub(crate) struct Weights {
     matrices: HashMap<Key, Arc<Matrix>>,
     vectors: HashMap<WeightId, Arc<[f32]>>,
+    /// Where the matrices are.
+    pub(crate) arena: Share,
 }
 
 /// The map's address, offset, type and shape: two weights with the same key are the same bytes (a
@@ -217,8 +218,8 @@ fn key(w: &WeightRef) -> Key {
 }
 
 impl Weights {
-    /// Packs every matrix of the plan, in the order of use, and lets the map's pages of what was
-    /// copied go, those at the borders of its pieces too.
+    /// Packs every matrix of the plan, in the order of use; the map's pages of what is copied go
+    /// as it is read.
     pub(crate) fn pack(plan: &Plan, threads: usize) -> Result<Weights> {
         let mut order: Vec<&WeightRef> = Vec::new();
         let mut known = HashSet::new();
@@ -236,12 +237,8 @@ impl Weights {
         let place = |w| Ok(Arc::new(Matrix::place(w, &mut arena)?));
         let matrices = order.iter().copied().map(place).collect::<Result<Vec<_>>>()?;
         fill(&matrices.iter().map(|m| &**m).collect::<Vec<_>>(), threads);
-        for w in &order {
-            // Whatever else of the file was read is read again if it is needed again.
-            w.data.release(0..w.data.len());
-        }
         let matrices = order.iter().map(|w| key(w)).zip(matrices).collect();
-        Ok(Weights { matrices, vectors: HashMap::new() })
+        Ok(Weights { matrices, vectors: HashMap::new(), arena: arena.taken() })
     }
 
     pub(crate) fn bytes(&self) -> u64 {

@@ -225,7 +225,7 @@ impl Cache {
         let fresh: Result<Vec<Memory>> = self
             .pools
             .iter()
-            .map(|p| Memory::zeroed(p.block_bytes().saturating_mul(blocks as usize), &what))
+            .map(|p| Memory::large(p.block_bytes().saturating_mul(blocks as usize), &what))
             .collect();
         for (pool, memory) in self.pools.iter_mut().zip(fresh?) {
             let (first, step) = (memory.as_ptr(), pool.block_bytes());

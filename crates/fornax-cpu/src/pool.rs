@@ -3,14 +3,15 @@
 //!
 //! Threads spin with a pause while work is near, then yield, then park. Arrival and release of
 //! the barrier are on cache lines of their own, so that the waiting threads read a line that is
-//! written once. A panic in any thread poisons the pool: every barrier lets go with an error and
+//! written once. Where other programs hold the cores and threads wait for each other more than they
+//! work, the caller runs some regions alone. A panic in any thread poisons the pool: every barrier lets go with an error and
 //! the region ends, so that nothing ever hangs on a thread that has gone.
 
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
 use std::hint::spin_loop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -28,6 +29,11 @@ const NEIGHBOURS: usize = 7;
 /// How long an idle worker stays awake after a region; the gap between two decoded tokens of a
 /// busy engine is far below it.
 const AWAKE: Duration = Duration::from_micros(500);
+/// A region that was held up by threads without a core for at least so long, and for most of its
+/// time, is followed by regions of the caller alone.
+const HELD_UP: Duration = Duration::from_micros(500);
+/// Regions that the caller runs alone after that: at first, and at most if it happens again.
+const ALONE: (u32, u32) = (4, 256);
 
 /// A thread of the region failed; the work is not whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,8 +49,9 @@ type Job<'a> = &'a (dyn Fn(&Team<'_>) -> Result<(), Poisoned> + Sync + 'a);
 struct Shared {
     threads: u32,
     spins: u32,
-    /// Bumped to start a region.
-    region: Padded<AtomicU32>,
+    /// Replaced to start a region: its number, and in the low half how many threads take part.
+    /// A worker that does not must learn all it needs from this one word.
+    region: Padded<AtomicU64>,
     /// Threads that have come to the barrier.
     arrived: Padded<AtomicU32>,
     /// Bumped by the last to arrive.
@@ -57,7 +64,8 @@ struct Shared {
     quit: AtomicBool,
     sleepers: AtomicU32,
     /// Written by the caller before `region` is bumped, read by workers after they saw the bump.
-    job: UnsafeCell<Option<Job<'static>>>,
+    /// The second is the phase that the region begins with.
+    job: UnsafeCell<Option<(Job<'static>, usize)>>,
     /// What the first panic said.
     cause: Mutex<Option<String>>,
 }
@@ -77,6 +85,8 @@ pub(crate) struct Team<'a> {
     pub(crate) threads: usize,
     /// Barriers that this thread has passed so far, region ends included; the same for all.
     phase: Cell<usize>,
+    /// How long this thread waited after it had done what pauses it had.
+    held_up: Cell<Duration>,
     shared: &'a Shared,
 }
 
@@ -84,8 +94,13 @@ pub(crate) struct Team<'a> {
 pub(crate) struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
-    /// The phase of thread 0.
+    /// The phase that the next region begins with.
     phase: usize,
+    /// Threads of the last region.
+    active: usize,
+    /// Regions that are left for the caller alone, and how many they were when they began.
+    alone: u32,
+    patience: u32,
 }
 
 impl std::fmt::Debug for Pool {
@@ -118,7 +133,14 @@ impl Pool {
             job: UnsafeCell::new(None),
             cause: Mutex::new(None),
         });
-        let mut pool = Pool { shared, workers: Vec::with_capacity(threads - 1), phase: 0 };
+        let mut pool = Pool {
+            shared,
+            workers: Vec::with_capacity(threads - 1),
+            phase: 0,
+            active: threads,
+            alone: 0,
+            patience: ALONE.0,
+        };
         for ix in 1..threads {
             let shared = Arc::clone(&pool.shared);
             let cpu = (cpus.len() >= threads).then(|| cpus[ix]);
@@ -144,28 +166,73 @@ impl Pool {
     /// # Errors
     /// What the first panic said, for this region and every later one.
     pub(crate) fn run(&mut self, job: Job<'_>) -> Result<(), String> {
+        self.run_on(self.threads(), job)
+    }
+
+    /// As [`Pool::run`] on the first `threads` threads, or on fewer where threads have lately
+    /// waited for each other: nothing that a job computes may depend on how many they are.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn run_on(&mut self, threads: usize, job: Job<'_>) -> Result<(), String> {
+        let threads = threads.clamp(1, self.threads());
+        if self.alone > 0 {
+            self.alone -= 1;
+            return self.region(1, job).map(drop);
+        }
+        let since = Instant::now();
+        let held_up = self.region(threads, job)?;
+        if held_up > HELD_UP && held_up * 2 > since.elapsed() {
+            self.alone = self.patience;
+            self.patience = (self.patience * 2).min(ALONE.1);
+        } else if threads > 1 {
+            self.patience = (self.patience / 2).max(ALONE.0);
+        }
+        Ok(())
+    }
+
+    /// Lets the next region run on all of its threads, whatever was before.
+    pub(crate) fn trust(&mut self) {
+        self.alone = 0;
+    }
+
+    /// One region; returns how long the caller was held up in it.
+    fn region(&mut self, threads: usize, job: Job<'_>) -> Result<Duration, String> {
         let s = &*self.shared;
         if s.poisoned.0.load(Ordering::Acquire) {
             return Err(self.cause());
         }
+        if threads > self.active {
+            // Those that come back do not know which phases they missed.
+            for claimed in &s.claimed {
+                claimed.0.iter().for_each(|c| c.store(0, Ordering::Relaxed));
+            }
+        }
+        self.active = threads;
         // SAFETY: the lifetime is extended only until this function returns, and it returns
-        // only after every worker has left the job, panics included.
+        // only after every worker of the region has left the job, panics included.
         let forever = unsafe { std::mem::transmute::<Job<'_>, Job<'static>>(job) };
         // SAFETY: no region runs, see `Sync for Shared`.
-        unsafe { *s.job.get() = Some(forever) };
+        unsafe { *s.job.get() = Some((forever, self.phase)) };
         s.left.0.store(0, Ordering::Relaxed);
+        let number = (s.region.0.load(Ordering::Relaxed) >> 32) + 1;
         // Sequentially consistent, as is `sleepers`: either the worker that goes to sleep sees
-        // the bump, or this thread sees the sleeper.
-        s.region.0.fetch_add(1, Ordering::SeqCst);
-        if s.sleepers.load(Ordering::SeqCst) > 0 {
-            self.workers.iter().for_each(|w| w.thread().unpark());
+        // the new word, or this thread sees the sleeper.
+        s.region.0.store(number << 32 | threads as u64, Ordering::SeqCst);
+        if threads > 1 && s.sleepers.load(Ordering::SeqCst) > 0 {
+            self.workers[..threads - 1].iter().for_each(|w| w.thread().unpark());
         }
-        self.phase = enter(s, 0, self.phase, job);
-        let mut waited = 0;
-        while s.left.0.load(Ordering::Acquire) + 1 < s.threads {
-            pause(&mut waited, s.spins);
+        let team = Team::new(s, 0, threads, self.phase);
+        enter(&team, job);
+        let mut wait = Wait::new(s.spins);
+        while (s.left.0.load(Ordering::Acquire) as usize) + 1 < threads {
+            wait.pause();
         }
-        if s.poisoned.0.load(Ordering::Acquire) { Err(self.cause()) } else { Ok(()) }
+        self.phase = team.phase.get() + 1;
+        if s.poisoned.0.load(Ordering::Acquire) {
+            return Err(self.cause());
+        }
+        Ok(team.held_up.get() + wait.held_up())
     }
 
     fn cause(&self) -> String {
@@ -177,7 +244,7 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.quit.store(true, Ordering::SeqCst);
-        self.shared.region.0.fetch_add(1, Ordering::SeqCst);
+        self.shared.region.0.store(u64::MAX, Ordering::SeqCst);
         for worker in self.workers.drain(..) {
             worker.thread().unpark();
             // A worker catches the panics of its jobs; there is nothing left to report here.
@@ -186,7 +253,14 @@ impl Drop for Pool {
     }
 }
 
-impl Team<'_> {
+impl<'a> Team<'a> {
+    fn new(shared: &'a Shared, ix: usize, threads: usize, phase: usize) -> Team<'a> {
+        let held_up = Cell::new(Duration::ZERO);
+        let team = Team { ix, threads, phase: Cell::new(phase), held_up, shared };
+        team.begin(phase);
+        team
+    }
+
     /// Waits for all threads of the region; everything written before is seen after.
     ///
     /// # Errors
@@ -203,18 +277,19 @@ impl Team<'_> {
         let s = self.shared;
         if self.threads > 1 {
             let round = s.released.0.load(Ordering::Relaxed);
-            if s.arrived.0.fetch_add(1, Ordering::AcqRel) + 1 == s.threads {
+            if s.arrived.0.fetch_add(1, Ordering::AcqRel) as usize + 1 == self.threads {
                 s.arrived.0.store(0, Ordering::Relaxed);
                 s.released.0.store(round.wrapping_add(1), Ordering::Release);
             } else {
-                let mut waited = 0;
+                let mut wait = Wait::new(s.spins);
                 while s.released.0.load(Ordering::Acquire) == round {
                     if s.poisoned.0.load(Ordering::Relaxed) {
                         return Err(Poisoned);
                     }
                     idle();
-                    pause(&mut waited, s.spins);
+                    wait.pause();
                 }
+                self.held_up.set(self.held_up.get() + wait.held_up());
             }
         }
         self.begin(self.phase.get() + 1);
@@ -255,27 +330,42 @@ impl Team<'_> {
     }
 }
 
-/// One step of waiting: a pause at first, then the core is given away.
-fn pause(waited: &mut u32, spins: u32) {
-    if *waited < spins {
-        *waited += 1;
-        spin_loop();
-    } else {
-        thread::yield_now();
+/// Waiting: pauses at first, then the core is given away.
+struct Wait {
+    pauses: u32,
+    /// Since when it is given away.
+    since: Option<Instant>,
+}
+
+impl Wait {
+    fn new(pauses: u32) -> Wait {
+        Wait { pauses, since: None }
+    }
+
+    fn pause(&mut self) {
+        if self.pauses > 0 {
+            self.pauses -= 1;
+            spin_loop();
+        } else {
+            self.since.get_or_insert_with(Instant::now);
+            thread::yield_now();
+        }
+    }
+
+    /// How long it was given away.
+    fn held_up(&self) -> Duration {
+        self.since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 }
 
-/// Runs the job on this thread from a phase on and turns a panic into poison; returns the phase
-/// after the region.
-fn enter(s: &Shared, ix: usize, phase: usize, job: Job<'_>) -> usize {
-    let team = Team { ix, threads: s.threads as usize, phase: Cell::new(phase), shared: s };
-    team.begin(phase);
-    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(&team))) {
+/// Runs the job on this thread and turns a panic into poison.
+fn enter(team: &Team<'_>, job: Job<'_>) {
+    let s = team.shared;
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(team))) {
         let mut cause = s.cause.lock().unwrap_or_else(PoisonError::into_inner);
         cause.get_or_insert_with(|| said(&*panic));
         s.poisoned.0.store(true, Ordering::Release);
     }
-    team.phase.get() + 1
 }
 
 fn said(panic: &(dyn Any + Send)) -> String {
@@ -287,35 +377,34 @@ fn said(panic: &(dyn Any + Send)) -> String {
 /// A worker's life.
 fn work(s: &Shared, ix: usize) {
     let mut seen = 0;
-    let mut phase = 0;
     loop {
         seen = next_region(s, seen);
         if s.quit.load(Ordering::SeqCst) {
             return;
         }
-        // SAFETY: written before the bump of `region` that `next_region` has seen; not written
-        // again before this thread has counted itself in `left`.
-        if let Some(job) = unsafe { *s.job.get() } {
-            phase = enter(s, ix, phase, job);
+        let threads = seen as u32 as usize;
+        if ix >= threads {
+            continue;
+        }
+        // SAFETY: written before the store of `region` that `next_region` has seen; not written
+        // again before this thread, which takes part, has counted itself in `left`.
+        if let Some((job, phase)) = unsafe { *s.job.get() } {
+            enter(&Team::new(s, ix, threads, phase), job);
         }
         s.left.0.fetch_add(1, Ordering::Release);
     }
 }
 
-/// Waits until the region's number differs from `seen`; returns it.
-fn next_region(s: &Shared, seen: u32) -> u32 {
-    let mut waited = 0;
-    let mut idle_since = None;
+/// Waits until the region's word differs from `seen`; returns it.
+fn next_region(s: &Shared, seen: u64) -> u64 {
+    let mut wait = Wait::new(s.spins);
     loop {
         let region = s.region.0.load(Ordering::SeqCst);
         if region != seen {
             return region;
         }
-        pause(&mut waited, s.spins);
-        if waited < s.spins {
-            continue;
-        }
-        if idle_since.get_or_insert_with(Instant::now).elapsed() > AWAKE {
+        wait.pause();
+        if wait.held_up() > AWAKE {
             s.sleepers.fetch_add(1, Ordering::SeqCst);
             if s.region.0.load(Ordering::SeqCst) == seen {
                 thread::park();
@@ -365,11 +454,70 @@ mod tests {
     }
 
     #[test]
+    fn threads_that_sat_out_a_region_are_whole_in_the_next() {
+        let mut pool = Pool::new(4, &[]).unwrap();
+        let n = 100;
+        for round in 0..300usize {
+            let threads = [4, 1, 3, 2, 1, 1, 4][round % 7];
+            let count: Vec<AtomicU32> = (0..n).map(|_| AtomicU32::new(0)).collect();
+            let seen = AtomicU32::new(0);
+            pool.region(threads, &|team| {
+                seen.fetch_add(1, Ordering::Relaxed);
+                for _ in 0..round % 4 {
+                    team.share(n, |i| {
+                        count[i].fetch_add(1, Ordering::Relaxed);
+                    });
+                    team.barrier()?;
+                }
+                Ok(())
+            })
+            .unwrap();
+            assert_eq!(seen.into_inner() as usize, threads);
+            assert!(count.iter().all(|c| c.load(Ordering::Relaxed) as usize == round % 4));
+        }
+    }
+
+    /// Threads that have to wait for cores which others hold must not cost many times what the
+    /// caller alone would.
+    #[test]
+    fn a_machine_that_is_taken_does_not_stop_the_pool() {
+        let stop = AtomicBool::new(false);
+        let cores = topology::usable_threads();
+        std::thread::scope(|scope| {
+            for _ in 0..2 * cores {
+                scope.spawn(|| while !stop.load(Ordering::Relaxed) {});
+            }
+            let seconds = |threads: usize| {
+                let mut pool = Pool::new(threads, &[]).unwrap();
+                let since = Instant::now();
+                for _ in 0..400 {
+                    let job = |team: &Team<'_>| {
+                        for _ in 0..50 {
+                            team.share(64, |i| {
+                                std::hint::black_box((0..200).fold(i, |a, b| a ^ b * 7));
+                            });
+                            team.barrier()?;
+                        }
+                        Ok(())
+                    };
+                    pool.run(&job).unwrap();
+                }
+                since.elapsed().as_secs_f64()
+            };
+            let alone = seconds(1);
+            let together = seconds(cores.max(2));
+            stop.store(true, Ordering::Relaxed);
+            // Without regions of the caller alone: over a hundred times.
+            assert!(together < 25.0 * alone + 2.0, "{together} s together, {alone} s alone");
+        });
+    }
+
+    #[test]
     fn workers_wake_after_they_slept() {
         let mut pool = Pool::new(3, &[]).unwrap();
         for _ in 0..3 {
             let count = AtomicU32::new(0);
-            pool.run(&|_| {
+            pool.region(3, &|_| {
                 count.fetch_add(1, Ordering::Relaxed);
                 Ok(())
             })

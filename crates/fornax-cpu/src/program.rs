@@ -18,6 +18,7 @@ use crate::ops::{BLOCK, SPLIT, Scratch, VectorOps, part_len};
 use crate::pool::Pool;
 use crate::run::{Machine, Parts, ROW_BLOCK, Round, Slot, Times, Worker};
 use crate::stages;
+use crate::stream::reading_threads;
 
 pub(crate) struct CpuProgram {
     plan: Plan,
@@ -36,6 +37,8 @@ pub(crate) struct CpuProgram {
     times: Vec<f64>,
     /// What the addresses in `machine` point into.
     memory: Vec<Memory>,
+    /// Threads of a round with a single row: it is bound by memory.
+    readers: usize,
     lost: Option<String>,
 }
 
@@ -86,6 +89,10 @@ impl CpuProgram {
     ) -> Result<CpuProgram> {
         let threads = pool.lock().unwrap_or_else(PoisonError::into_inner).threads();
         let mut weights = Weights::pack(plan, threads)?;
+        let readers = {
+            let mut pool = pool.lock().unwrap_or_else(PoisonError::into_inner);
+            reading_threads(&mut pool, &weights.arena)?
+        };
         let mut memory = Vec::new();
         let held = &mut memory;
         let (token_rows, wanted) = (limits.rows.max(1) as usize, limits.wanted.max(1) as usize);
@@ -126,6 +133,8 @@ impl CpuProgram {
         };
         let mut stages: Vec<Stage> = groups.iter().map(|g| compiler.stage(g)).collect();
         hand_over(plan, &mut stages);
+        // A look at a small weight brought its neighbours; whatever is needed again is read again.
+        plan.weights.iter().for_each(|w| w.data.release(0..w.data.len()));
         let pairs = token_rows * mix.top_k;
         let states = plan.states.iter().map(|s| s.len as usize).sum();
         let worker = || worker(plan, &stages, &mix, pairs);
@@ -162,6 +171,7 @@ impl CpuProgram {
             hidden,
             times: Vec::new(),
             memory,
+            readers,
             lost: None,
         })
     }
@@ -175,7 +185,8 @@ impl CpuProgram {
         let round = Round { step, batch: &self.batch, times: Times(times) };
         let machine = &self.machine;
         let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Err(cause) = pool.run(&|team| machine.round(team, &round)) {
+        let threads = if self.batch.rows.len() == 1 { self.readers } else { pool.threads() };
+        if let Err(cause) = pool.run_on(threads, &|team| machine.round(team, &round)) {
             self.lost = Some(cause.clone());
             return Err(lost(&cause));
         }

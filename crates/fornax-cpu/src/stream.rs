@@ -2,12 +2,11 @@
 //! decoding and prompts are held against. It knows no model.
 
 use std::hint::black_box;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use fornax_plan::{Error, Result};
 
-use crate::matrix::Memory;
+use crate::matrix::{Memory, Share};
 use crate::pool::Pool;
 
 /// Bytes that a thread takes at a time.
@@ -18,7 +17,7 @@ const PASSES: usize = 4;
 /// Bytes a second of the best of a few passes of read-only sums over a buffer of `bytes`.
 pub(crate) fn read_rate(pool: &mut Pool, bytes: usize) -> Result<f64> {
     let bytes = bytes.max(PIECE).next_multiple_of(PIECE);
-    let memory = Memory::zeroed(bytes, "measuring the memory")?;
+    let memory = Memory::large(bytes, "measuring the memory")?;
     // Untouched pages may all be one page of zeros: write them first.
     let at = Addr(memory.as_ptr());
     let lost = |cause: String| Error::lost(format!("cpu: measuring the memory: {cause}"));
@@ -29,13 +28,19 @@ pub(crate) fn read_rate(pool: &mut Pool, bytes: usize) -> Result<f64> {
         Ok(())
     })
     .map_err(lost)?;
+    let all = pool.threads();
+    Ok(bytes as f64 / pass(pool, all, &at, bytes)?)
+}
+
+/// Seconds of the best of a few passes of `threads` threads over whole pieces.
+fn pass(pool: &mut Pool, threads: usize, at: &Addr, bytes: usize) -> Result<f64> {
     let mut best = f64::INFINITY;
     for _ in 0..PASSES {
+        pool.trust();
         let since = Instant::now();
-        pool.run(&|team| {
-            let at = &at;
+        pool.run_on(threads, &|team| {
             team.share(bytes / PIECE, |p| {
-                // SAFETY: as above, and nobody writes any more.
+                // SAFETY: within the buffer, which nobody writes any more.
                 let piece = unsafe {
                     std::slice::from_raw_parts(at.0.add(p * PIECE).cast::<[u64; 16]>(), PIECE / 128)
                 };
@@ -49,21 +54,50 @@ pub(crate) fn read_rate(pool: &mut Pool, bytes: usize) -> Result<f64> {
             });
             Ok(())
         })
-        .map_err(lost)?;
+        .map_err(|cause| Error::lost(format!("cpu: measuring the memory: {cause}")))?;
         best = best.min(since.elapsed().as_secs_f64());
     }
-    Ok(bytes as f64 / best)
+    Ok(best)
+}
+
+/// How many threads a single row's weights are read with: no more than make the memory faster,
+/// tried on the weights themselves. A few threads are not worth asking.
+pub(crate) fn reading_threads(pool: &mut Pool, weights: &Share) -> Result<usize> {
+    /// Beyond this the answer would not change.
+    const ENOUGH: usize = 256 << 20;
+    /// Fewer are all used; less memory is in a cache and tells nothing.
+    const FEW: usize = 4;
+    const SMALL: usize = 64 << 20;
+    let (all, bytes) = (pool.threads(), weights.len().min(ENOUGH) / PIECE * PIECE);
+    if all <= FEW || bytes < SMALL {
+        return Ok(all);
+    }
+    let at = Addr(weights.as_ptr());
+    let mut rates = Vec::new();
+    for threads in [all / 4, all / 2, all * 3 / 4, all] {
+        rates.push((threads, bytes as f64 / pass(pool, threads, &at, bytes)?));
+    }
+    Ok(fewest(&rates))
+}
+
+/// The fewest threads that come within a few per cent of the best rate.
+fn fewest(rates: &[(usize, f64)]) -> usize {
+    let best = rates.iter().fold(0.0, |best: f64, (_, rate)| best.max(*rate));
+    rates.iter().find(|(_, rate)| *rate >= 0.97 * best).map_or(1, |(threads, _)| (*threads).max(1))
 }
 
 /// Multiplications and additions a second of all threads together, the best of a few short runs
 /// of `busy`, which takes a number of rounds and returns how many operations they were.
+#[cfg(target_arch = "x86_64")]
 pub(crate) fn op_rate(pool: &mut Pool, busy: impl Fn(usize) -> usize + Sync) -> Result<f64> {
+    use std::sync::atomic::{AtomicUsize, Ordering};
     /// About a millisecond or two.
     const ROUNDS: usize = 1 << 18;
     const RUNS: usize = 12;
     let done = AtomicUsize::new(0);
     let mut best = 0f64;
     for _ in 0..RUNS {
+        pool.trust();
         done.store(0, Ordering::Relaxed);
         let since = Instant::now();
         pool.run(&|_| {
@@ -81,3 +115,22 @@ struct Addr(*mut u8);
 
 // SAFETY: threads touch disjoint pieces, or only read.
 unsafe impl Sync for Addr {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_that_bring_nothing_are_left_out() {
+        assert_eq!(fewest(&[(16, 80.0), (32, 99.0), (48, 101.0), (64, 90.0)]), 32);
+        assert_eq!(fewest(&[(2, 10.0), (4, 20.0), (6, 30.0), (8, 40.0)]), 8);
+    }
+
+    #[test]
+    fn weights_are_read_by_all_of_a_few_threads() {
+        let mut pool = Pool::new(3, &[]).unwrap();
+        let mut arena = crate::matrix::Arena::new(1 << 20, "a test").unwrap();
+        assert_eq!(reading_threads(&mut pool, &arena.take(1 << 20)).unwrap(), 3);
+        assert!(read_rate(&mut pool, 1 << 20).unwrap() > 0.0);
+    }
+}

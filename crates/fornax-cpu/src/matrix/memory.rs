@@ -9,8 +9,11 @@ use fornax_plan::{Error, Result};
 
 /// Bytes of a cache line, and of the widest vector.
 const LINE: usize = 64;
-/// Bytes of a large page; from two of them on, memory comes from the system, starting on one.
+/// Bytes of a large page.
 const LARGE_PAGE: usize = 2 << 20;
+/// From so many bytes on, memory comes from the system and not from the allocator, which would
+/// write zeros over what it had given out before: untouched memory shall take none.
+const MAPPED: usize = 128 << 10;
 
 /// A fixed number of zeroed bytes.
 pub(crate) struct Memory {
@@ -29,10 +32,25 @@ impl Memory {
     /// # Errors
     /// `is_out_of_memory`, naming `what` they were for.
     pub(crate) fn zeroed(len: usize, what: &str) -> Result<Memory> {
+        Memory::new(len, what, false)
+    }
+
+    /// The same on large pages where that is possible: for what is read from end to end.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn large(len: usize, what: &str) -> Result<Memory> {
+        Memory::new(len, what, len >= 2 * LARGE_PAGE)
+    }
+
+    fn new(len: usize, what: &str, large: bool) -> Result<Memory> {
         let layout = Layout::from_size_align(len.max(LINE), LINE).map_err(|_| {
             Error::malformed(format!("{what}: {len} bytes is more than the address space holds"))
         })?;
-        let at = if len >= 2 * LARGE_PAGE { zeroed_pages(layout) } else { zeroed_bytes(layout) };
+        let at = match layout.size() >= MAPPED {
+            true => zeroed_pages(layout, large),
+            false => zeroed_bytes(layout),
+        };
         let at = at.ok_or_else(|| {
             Error::out_of_memory(format!(
                 "{what}: {len} bytes could not be had; a smaller model or quantisation needs less"
@@ -96,7 +114,12 @@ impl Arena {
     /// # Errors
     /// `is_out_of_memory`, naming `what` they were for.
     pub(crate) fn new(len: usize, what: &str) -> Result<Arena> {
-        Ok(Arena { whole: Arc::new(Memory::zeroed(len, what)?), used: 0 })
+        Ok(Arena { whole: Arc::new(Memory::large(len, what)?), used: 0 })
+    }
+
+    /// All that was given out.
+    pub(crate) fn taken(&self) -> Share {
+        Share { whole: Arc::clone(&self.whole), from: 0, len: self.used }
     }
 
     /// The next `len` bytes.
@@ -116,13 +139,13 @@ fn zeroed_bytes(layout: Layout) -> Option<NonNull<u8>> {
     NonNull::new(unsafe { alloc_zeroed(layout) })
 }
 
-/// Fresh pages of the system, which are zero without being touched, on a large page where that is
-/// possible and with large pages asked for before the first touch.
+/// Fresh pages of the system, which are zero without being touched; where `large`, from a large
+/// page on and with such pages asked for before the first touch.
 #[cfg(target_os = "linux")]
-fn zeroed_pages(layout: Layout) -> Option<NonNull<u8>> {
+fn zeroed_pages(layout: Layout, large: bool) -> Option<NonNull<u8>> {
     use libc::{MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE};
     let len = layout.size();
-    let room = len.checked_add(LARGE_PAGE)?;
+    let room = len.checked_add(if large { LARGE_PAGE } else { 0 })?;
     // SAFETY: an anonymous mapping at an address of the system's choice touches nothing that
     // exists; what is cut off its two ends is its own, page by page, and unused.
     unsafe {
@@ -130,6 +153,9 @@ fn zeroed_pages(layout: Layout) -> Option<NonNull<u8>> {
         let all = libc::mmap(std::ptr::null_mut(), room, prot, flags, -1, 0);
         if all == MAP_FAILED {
             return None;
+        }
+        if !large {
+            return NonNull::new(all.cast());
         }
         let page = libc::sysconf(libc::_SC_PAGESIZE).max(1) as usize;
         let before = all.cast::<u8>().align_offset(LARGE_PAGE);
@@ -148,15 +174,16 @@ fn zeroed_pages(layout: Layout) -> Option<NonNull<u8>> {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn zeroed_pages(layout: Layout) -> Option<NonNull<u8>> {
+fn zeroed_pages(layout: Layout, _large: bool) -> Option<NonNull<u8>> {
     zeroed_bytes(layout)
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
         #[cfg(target_os = "linux")]
-        if self.layout.size() >= 2 * LARGE_PAGE {
-            // SAFETY: mapped in `zeroed_pages` with this very length, in whole pages.
+        if self.layout.size() >= MAPPED {
+            // SAFETY: mapped in `zeroed_pages` with this very length; the end of its last page goes
+            // with it.
             unsafe { libc::munmap(self.at.as_ptr().cast(), self.layout.size()) };
             return;
         }

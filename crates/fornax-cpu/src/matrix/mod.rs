@@ -39,8 +39,7 @@ pub(crate) use activations::{Acts, GROUP, Q8Rows, Q8View};
 pub(crate) use drive::Kernels;
 use drive::{Job, by_layout};
 use format::{Float, Format};
-use memory::Share;
-pub(crate) use memory::{Arena, Memory, give_back};
+pub(crate) use memory::{Arena, Memory, Share, give_back};
 pub(crate) use simd::TILE;
 
 use crate::isa::Isa;
