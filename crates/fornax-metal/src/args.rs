@@ -252,6 +252,20 @@ args! {
     CopyArgs { rows: u32, width: u32, }
 }
 
+/// Where the constants of a kernel say how long a block table is; none where it reads none.
+pub(crate) fn stride_at(kernel: &str) -> Option<usize> {
+    let starts = |names: &[&str]| names.iter().any(|n| kernel.starts_with(n));
+    if starts(&["kv_write"]) {
+        Some(4)
+    } else if starts(&["attention"]) {
+        Some(6)
+    } else if starts(&["rope_write"]) {
+        Some(12)
+    } else {
+        None
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -266,5 +280,15 @@ mod tests {
         let embed = EmbedArgs::from_words(&[1, 2, 3, 2.5f32.to_bits(), 7]);
         assert_eq!(embed.map(|a| (a.scale, a.stride)), Some((2.5, 7)));
         assert_eq!(size_of::<AttentionArgs>(), 4 * 12);
+        use std::mem::offset_of;
+        for (kernel, at) in [
+            ("kv_write_f16", offset_of!(KvWriteArgs, stride)),
+            ("attention_reduce", offset_of!(AttentionArgs, stride)),
+            ("attention_append_f16", offset_of!(AppendArgs, stride)),
+            ("rope_write_f32", offset_of!(RopeWriteArgs, stride)),
+        ] {
+            assert_eq!(stride_at(kernel), Some(at / 4), "{kernel}");
+        }
+        assert_eq!(stride_at("matvec_f32"), None);
     }
 }

@@ -6,6 +6,7 @@ use std::ops::{Range, RangeInclusive};
 use fornax_plan::Result;
 
 use crate::api::{Buffer, Encoder, Grid, Pipeline, Slice};
+use crate::args::stride_at;
 use crate::hazard::{Access, Touch, Tracker};
 use crate::policy::MATVEC_ROWS;
 
@@ -255,6 +256,9 @@ impl Writer {
         self.constants.clear();
         self.constants.extend_from_slice(&command.constants);
         self.constants[0] = rows as u32;
+        if let Some(at) = stride_at(&command.pipeline.name) {
+            self.constants[at] = round.shape.stride as u32;
+        }
         if let Some(at) = command.base_at {
             self.constants[at] = round.base as u32;
         }

@@ -20,6 +20,7 @@ use crate::prepare::{KV_BLOCK, Prepared};
 use crate::report;
 
 mod collect;
+mod grow;
 
 /// Steps that may be under way at once; each has buffers of its own.
 const IN_FLIGHT_MAX: usize = 2;
@@ -465,8 +466,8 @@ impl Program for MetalProgram {
         MemoryUse { weights: 0, kv, scratch }
     }
 
-    fn grow_kv(&mut self, _: u32) -> Result<()> {
-        Err(Error::unsupported("metal: this form cannot add KV blocks to a prepared program"))
+    fn grow_kv(&mut self, blocks: u32) -> Result<()> {
+        self.grow(blocks)
     }
 
     fn profile(&mut self, step: &[SeqStep<'_>], out: &mut StepOutput) -> Result<Vec<OpTime>> {

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::io;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::Error;
@@ -27,7 +27,7 @@ pub struct Buffer(Arc<Inner>);
 
 struct Inner {
     label: String,
-    len: usize,
+    len: AtomicUsize,
     backing: Backing,
     state: Mutex<State>,
 }
@@ -108,13 +108,17 @@ fn anonymous_file(len: usize) -> Result<libc::c_int, Error> {
 }
 
 impl Inner {
+    fn len(&self) -> usize {
+        self.len.load(Ordering::Relaxed)
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         // Every change of the state is complete before the next can panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn open_window(&self) -> Result<Window, Error> {
-        let span = self.len.next_multiple_of(PAGE) + 2 * PAGE;
+        let span = self.len().next_multiple_of(PAGE) + 2 * PAGE;
         let len = span + BEFORE + AFTER;
         let start = reserve(len)?;
         let middle = start + BEFORE;
@@ -122,7 +126,7 @@ impl Inner {
             Backing::File(fd) => {
                 let (rights, flags) =
                     (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
-                let span = self.len.next_multiple_of(PAGE).max(PAGE);
+                let span = self.len().next_multiple_of(PAGE).max(PAGE);
                 let to = middle as *mut libc::c_void;
                 // SAFETY: the target lies in the range reserved above, which nothing uses yet.
                 let at = unsafe { libc::mmap(to, span, rights, flags, *fd, 0) };
@@ -136,7 +140,7 @@ impl Inner {
             Backing::Mapped(owner) => {
                 let from = (**owner).as_ref().as_ptr() as usize;
                 let head = from % page();
-                if duplicate(from - head, self.len + head, middle) {
+                if duplicate(from - head, self.len() + head, middle) {
                     return Ok(Window { start, len, data: middle + head });
                 }
                 let error = os("mapping wrapped bytes a second time");
@@ -185,7 +189,7 @@ impl Drop for Inner {
 
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Buffer('{}', {} bytes)", self.0.label, self.0.len)
+        write!(f, "Buffer('{}', {} bytes)", self.0.label, self.0.len())
     }
 }
 
@@ -217,10 +221,47 @@ impl Buffer {
 
     fn with(label: &str, len: usize, backing: Backing, written: Vec<u64>) -> Result<Buffer, Error> {
         let state = Mutex::new(State { written, ..State::default() });
+        let len = AtomicUsize::new(len);
         let inner = Inner { label: label.to_owned(), len, backing, state };
         let first = inner.open_window()?;
         inner.lock().windows.push(first);
         Ok(Buffer(Arc::new(inner)))
+    }
+
+    /// Makes room for more bytes behind those that are there, which stay where they are; the new ones count as never
+    /// written. No kernel may run meanwhile.
+    ///
+    /// # Errors
+    /// `is_arguments` for wrapped bytes or fewer than there are, `is_host` when the system refuses the memory.
+    pub fn grow(&self, len: usize) -> Result<(), Error> {
+        let old = self.0.len();
+        let (Backing::File(fd), true) = (&self.0.backing, len >= old) else {
+            let label = &self.0.label;
+            let what = format!("buffer '{label}' of {old} bytes cannot become {len} long");
+            return Err(Error::arguments(what));
+        };
+        let span = len.next_multiple_of(PAGE).max(PAGE);
+        // SAFETY: the descriptor is open and this buffer's own.
+        if span > AFTER || unsafe { libc::ftruncate(*fd, span as libc::off_t) } != 0 {
+            return Err(os("growing a buffer"));
+        }
+        let mut state = self.0.lock();
+        for w in &state.windows {
+            let (rights, flags) =
+                (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
+            let to = w.data as *mut libc::c_void;
+            // SAFETY: the window has reserved that much behind its first byte; the same pages of the same file come back.
+            let at = unsafe { libc::mmap(to, span, rights, flags, *fd, 0) };
+            if at == libc::MAP_FAILED {
+                return Err(os("mapping a buffer"));
+            }
+        }
+        state.written.resize(len.div_ceil(64) + 1, 0);
+        if let Some(c) = state.cells.take() {
+            release(c.at, c.len);
+        }
+        self.0.len.store(len, Ordering::Relaxed);
+        Ok(())
     }
 
     /// The label that reports name the buffer by.
@@ -230,12 +271,12 @@ impl Buffer {
 
     /// The length in bytes.
     pub fn len(&self) -> usize {
-        self.0.len
+        self.0.len()
     }
 
     /// True if it holds no byte.
     pub fn is_empty(&self) -> bool {
-        self.0.len == 0
+        self.0.len() == 0
     }
 
     /// Where the host sees the first byte, for as long as the buffer exists. What it writes there it declares with
@@ -245,12 +286,13 @@ impl Buffer {
     }
 
     fn range(&self, offset: usize, len: usize) -> Result<(), Error> {
-        if offset.checked_add(len).is_some_and(|end| end <= self.0.len) {
+        if offset.checked_add(len).is_some_and(|end| end <= self.0.len()) {
             return Ok(());
         }
         Err(Error::arguments(format!(
             "buffer '{}' has {} bytes; the host asked for {len} at {offset}",
-            self.0.label, self.0.len
+            self.0.label,
+            self.0.len()
         )))
     }
 
@@ -294,7 +336,7 @@ impl Buffer {
         if state.written.is_empty() {
             return None;
         }
-        (offset..(offset + len).min(self.0.len))
+        (offset..(offset + len).min(self.0.len()))
             .find(|&b| state.written[b / 64] >> (b % 64) & 1 == 0)
     }
 
@@ -313,7 +355,7 @@ impl Buffer {
         if state.written.is_empty() {
             return;
         }
-        let end = offset.saturating_add(len).min(self.0.len);
+        let end = offset.saturating_add(len).min(self.0.len());
         let mut at = offset;
         while at < end {
             let n = (64 - at % 64).min(end - at);
@@ -363,7 +405,7 @@ impl Buffer {
             }
             return Ok(c.at as *mut u32);
         }
-        let len = (self.0.len.max(1) * 16).next_multiple_of(PAGE);
+        let len = (self.0.len().max(1) * 16).next_multiple_of(PAGE);
         let at = reserve(len)?;
         map_zeroes(at, len)?;
         state.cells = Some(Cells { at, len, generation: now });

@@ -115,6 +115,20 @@ impl Memory {
         self.stores.len() as u64
     }
 
+    /// Room for more words behind those that are there.
+    pub(crate) fn grow(&mut self, buffer: Buffer, words: usize) -> Result<Buffer> {
+        match &mut self.stores[buffer.id as usize] {
+            Store::Words(all) => all.resize(words, 0),
+            Store::Emulated(b, 0) => b.grow(4 * words).map_err(|e| host(&e))?,
+            Store::Emulated(..) | Store::Mapped(..) | Store::System(..) => {
+                return Err(Error::unsupported(
+                    "metal: KV pools of the system's memory cannot grow; ask for a larger --ctx at the start",
+                ));
+            }
+        }
+        Ok(Buffer { len_bytes: 4 * words, ..buffer })
+    }
+
     /// Memory of the emulator's, which counts as never written.
     pub(crate) fn add_emulated(&mut self, label: &str, words: usize) -> Result<Buffer> {
         let buffer = fornax_msl::Buffer::new(label, 4 * words).map_err(|e| host(&e))?;

@@ -154,6 +154,18 @@ impl Device {
         Ok(buffer)
     }
 
+    /// The same buffer with room for more words behind those that are there, which stay where they are. The device must
+    /// not be using it.
+    ///
+    /// # Errors
+    /// `is_unsupported` for the system's memory, `is_out_of_memory` when there is none.
+    pub fn grow(&self, buffer: Buffer, words: usize) -> Result<Buffer> {
+        let live = self.allocation("more blocks", (4 * words).saturating_sub(buffer.len_bytes))?;
+        // It counts as one buffer still.
+        drop(live);
+        self.lock().grow(buffer, words)
+    }
+
     /// A read-only buffer over bytes of a file's map, without a copy.
     ///
     /// # Errors
