@@ -1,5 +1,5 @@
-//! The sweep: every variant of the kernels forced on every shape, whether a policy picks it or not. A sample of it always;
-//! all of it where `FORNAX_DEEP` is set.
+//! The sweep: every variant of the kernels forced on every shape, whether a policy picks it or not. A sample of it in every
+//! run, all of it in the ignored tests.
 
 use fornax_gguf::TensorType;
 
@@ -8,7 +8,7 @@ use super::linear::{Matrix, matmul_by};
 use super::rows::norm;
 use crate::library::{KV_TYPES, MORE_TYPES, WEIGHT_TYPES, numbered, typed};
 
-/// Takes one of `every` of what it is asked about, spread evenly; of a deep run everything.
+/// Takes one of `every` of what it is asked about, spread evenly.
 struct Sampler {
     every: u64,
     seen: u64,
@@ -16,8 +16,7 @@ struct Sampler {
 
 impl Sampler {
     fn new(every: u64) -> Sampler {
-        let deep = std::env::var_os("FORNAX_DEEP").is_some();
-        Sampler { every: if deep { 1 } else { every }, seen: 0 }
+        Sampler { every, seen: 0 }
     }
 
     fn takes(&mut self) -> bool {
@@ -40,8 +39,18 @@ fn columns(ty: TensorType) -> Vec<usize> {
 }
 
 #[test]
-fn vectors_in_every_variant_on_every_shape() {
-    let mut sampler = Sampler::new(250);
+fn vectors_sampled() {
+    vectors(250);
+}
+
+#[test]
+#[ignore = "the complete sweep"]
+fn vectors_complete() {
+    vectors(1);
+}
+
+fn vectors(every: u64) {
+    let mut sampler = Sampler::new(every);
     for ty in every_type() {
         for cols in columns(ty) {
             for outs in [7usize, 33, 130] {
@@ -68,8 +77,18 @@ fn variants() -> impl Iterator<Item = [u32; 3]> {
 }
 
 #[test]
-fn matrices_of_one_to_many_rows_on_every_shape() {
-    let mut sampler = Sampler::new(60);
+fn matrices_sampled() {
+    matrices(60);
+}
+
+#[test]
+#[ignore = "the complete sweep"]
+fn matrices_complete() {
+    matrices(1);
+}
+
+fn matrices(every: u64) {
+    let mut sampler = Sampler::new(every);
     for ty in every_type() {
         for cols in columns(ty) {
             for outs in [7usize, 33, 130] {
@@ -92,8 +111,18 @@ fn matrices_of_one_to_many_rows_on_every_shape() {
 }
 
 #[test]
-fn norms_of_every_width_by_every_threadgroup() {
-    let mut sampler = Sampler::new(6);
+fn norms_sampled() {
+    norms(6);
+}
+
+#[test]
+#[ignore = "the complete sweep"]
+fn norms_complete() {
+    norms(1);
+}
+
+fn norms(every: u64) {
+    let mut sampler = Sampler::new(every);
     for width in [1, 7, 33, 130, 1023, 1024, 1025, 4100] {
         for rows in [1, 3, 64] {
             for threads in [32, 64, 96, 512, 1024] {
@@ -106,8 +135,18 @@ fn norms_of_every_width_by_every_threadgroup() {
 }
 
 #[test]
-fn attention_in_every_variant_on_every_shape() {
-    let mut sampler = Sampler::new(80);
+fn attention_sampled() {
+    attention(80);
+}
+
+#[test]
+#[ignore = "the complete sweep"]
+fn attention_complete() {
+    attention(1);
+}
+
+fn attention(every: u64) {
+    let mut sampler = Sampler::new(every);
     for (heads, kv_heads) in [(1, 1), (3, 1), (8, 1), (4, 2), (4, 4)] {
         for width in [64usize, 80, 96, 128, 256] {
             for keys in [1, 2, 7, 31, 32, 33, 64, 130, 1000, 5000] {

@@ -13,7 +13,7 @@ fn chosen(device: &dyn Device, chain: u32) -> Vec<Vec<TokenOut>> {
     let block = device.info().kv_block;
     let per_seq = 64u32.div_ceil(block);
     let limits = Limits { kv_blocks: 3 * per_seq, ..conformance::limits_for(&case, device) };
-    let mut program = device.prepare(&case.plan, &limits).unwrap();
+    let mut program = device.prepare(&case.plan, &limits).expect("a plan that it runs");
     let table = |slot: u32| (0..per_seq).map(|i| BlockId(i * 3 + slot)).collect::<Vec<_>>();
     let tables = [0, 1, 2].map(table);
     let base = SampleParams { temperature: 0.9, seed: 5, ..SampleParams::default() };
@@ -44,9 +44,9 @@ fn chosen(device: &dyn Device, chain: u32) -> Vec<Vec<TokenOut>> {
                 stop: &[],
             })
             .collect();
-        let ticket = program.submit(&seqs).unwrap();
+        let ticket = program.submit(&seqs).expect("a step in its limits");
         let mut out = StepOutput::default();
-        program.wait(ticket, &mut out).unwrap();
+        program.wait(ticket, &mut out).expect("tokens");
         for t in &out.tokens {
             all[t.seq as usize].push(*t);
             pos[t.seq as usize] = t.pos + 1;
