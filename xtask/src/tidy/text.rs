@@ -128,7 +128,8 @@ fn unfinished(file: &File, lines: &[Line]) -> Vec<Complaint> {
                 found.push(complain(file, number, format!("`{sign}` is not finished code")));
             }
         }
-        if line.code.contains("#[ignore")
+        // With a reason it is one of the complete tests, which `cargo xtask deep` runs.
+        if line.code.contains("#[ignore]")
             || line.code.contains(", ignore") && line.code.contains("cfg_attr")
         {
             found.push(complain(file, number, "a test that is not run tests nothing"));
