@@ -52,6 +52,9 @@ struct Part {
 /// # Errors
 /// When the model cannot run, or repeats disagree.
 pub(crate) fn bench(config: &Config, flags: &Bench) -> Result<()> {
+    if let Some(url) = &flags.server.serve {
+        return super::bench_serve::bench(flags, url);
+    }
     if !flags.batch.is_empty() || flags.trace.is_some() {
         return super::bench_batch::bench(config, flags);
     }

@@ -3,6 +3,7 @@
 
 mod against;
 mod bench;
+mod bench_serve;
 mod bench_batch;
 mod chat;
 mod count;
@@ -13,6 +14,7 @@ mod perplexity;
 mod pull;
 mod quantize;
 mod run;
+mod serve;
 mod start;
 mod synth;
 mod tokens;
@@ -67,6 +69,7 @@ pub(crate) fn dispatch(config: &Config, command: Command) -> Result<()> {
         Command::Synth(flags) => synth::synth(config, &flags),
         Command::Run(flags) => run::run(config, &flags),
         Command::Chat(flags) => chat::chat(config, &flags),
+        Command::Serve(flags) => serve::serve(config, &flags),
         Command::Bench(flags) => bench::bench(config, &flags),
         Command::Perplexity(flags) => perplexity::perplexity(config, &flags),
         Command::Logits(flags) => logits::logits(config, &flags),

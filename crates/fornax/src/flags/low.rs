@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use clap::builder::ArgPredicate;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use super::serve::{BenchServe, Serve};
+
 /// Run large language models from GGUF files on this machine.
 #[derive(Debug, Parser)]
 #[command(name = "fornax", version, max_term_width = 100, disable_help_subcommand = true)]
@@ -94,6 +96,8 @@ pub(crate) enum Command {
     Run(Run),
     /// Talk with a model, line by line
     Chat(Chat),
+    /// Serve models over HTTP: the protocols of OpenAI and Anthropic
+    Serve(Serve),
     /// Measure prompt and generation speed
     Bench(Bench),
     /// Measure how well a model predicts a text
@@ -236,6 +240,8 @@ pub(crate) struct Bench {
     /// Repeats
     #[arg(short, value_name = "N", default_value = "5", value_parser = positive)]
     pub(crate) r: usize,
+    #[command(flatten)]
+    pub(crate) server: BenchServe,
     /// So many requests at once through the engine, for each number; of -p (128) and -n (64) tokens
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = positive)]
     #[arg(conflicts_with_all = ["against", "step_report", "d"])]

@@ -3,3 +3,4 @@
 
 pub(crate) mod high;
 pub(crate) mod low;
+pub(crate) mod serve;

@@ -10,6 +10,7 @@ use crate::program::{Folder, fornax, ran};
 const COMMANDS: &[&str] = &[
     "run",
     "chat",
+    "serve",
     "bench",
     "perplexity",
     "logits",
