@@ -5,8 +5,6 @@ use serde_json::{Map, Value};
 
 use super::refs::Refs;
 
-/// Comparisons that one schema may cost; past them nothing is disjoint.
-const BUDGET: u32 = 1_000_000;
 /// How far references, branches and properties are followed.
 const DEPTH: u32 = 12;
 
@@ -17,8 +15,14 @@ pub(super) struct Disjoint<'r, 'a> {
 }
 
 impl<'r, 'a> Disjoint<'r, 'a> {
-    pub(super) fn new(refs: &'r Refs<'a>) -> Disjoint<'r, 'a> {
-        Disjoint { refs, left: BUDGET }
+    /// With so many comparisons to spend; past them nothing is disjoint.
+    pub(super) fn new(refs: &'r Refs<'a>, left: u32) -> Disjoint<'r, 'a> {
+        Disjoint { refs, left }
+    }
+
+    /// Comparisons that were not spent.
+    pub(super) fn left(&self) -> u32 {
+        self.left
     }
 
     /// Whether no value is accepted by two of the alternatives.
@@ -64,6 +68,11 @@ impl<'r, 'a> Disjoint<'r, 'a> {
             return false;
         }
         let (of_a, of_b) = (required(a), required(b));
+        let cost = of_a.len().saturating_mul(of_b.len()).max(of_a.len() + of_b.len());
+        self.left = self.left.saturating_sub(u32::try_from(cost).unwrap_or(u32::MAX));
+        if self.left == 0 {
+            return false;
+        }
         let closed = |map: &Map<String, Value>, name: &str| {
             map.get("additionalProperties") == Some(&Value::Bool(false))
                 && !map.contains_key("patternProperties")
@@ -222,7 +231,7 @@ mod tests {
         ] {
             let both = [a, b];
             let refs = Refs::new(&root);
-            assert_eq!(Disjoint::new(&refs).all(&both), want, "{both:?}");
+            assert_eq!(Disjoint::new(&refs, 10_000).all(&both), want, "{both:?}");
         }
     }
 }

@@ -16,6 +16,8 @@ pub(super) const NESTING: usize = 200;
 pub(super) const SCHEMA_DEPTH: usize = 128;
 /// Values in a schema, and characters of a string or items of an array that it may count to.
 pub(super) const SCHEMA_VALUES: usize = 100_000;
+/// Values that are read from a schema, with what is referred to read again where it lies in something else.
+pub(super) const SCHEMA_READ: usize = 2 * SCHEMA_VALUES;
 /// Texts of a choice.
 pub(super) const CHOICES: usize = 10_000;
 /// Stack of the thread that compiles; the depths above need a small part of it.

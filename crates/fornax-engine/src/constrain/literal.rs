@@ -11,6 +11,15 @@ const EXACT: f64 = 9_007_199_254_740_992.0;
 /// Bounds of whole numbers go no further out: all have the same number of digits or fewer, and fit i64.
 const FARTHEST: f64 = 9e17;
 
+/// Number of values in a value, itself among them.
+pub(super) fn values(value: &Value) -> usize {
+    1 + match value {
+        Value::Array(items) => items.iter().map(values).sum::<usize>(),
+        Value::Object(map) => map.values().map(values).sum(),
+        _ => 0,
+    }
+}
+
 /// The values of an `enum`.
 ///
 /// # Errors

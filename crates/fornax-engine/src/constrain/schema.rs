@@ -17,6 +17,9 @@ const WHITESPACE: &str = r" |\n {0,32}|\n\t{0,8}";
 /// Without `u`, a string has one way to be written, so that the name of a property cannot come in disguise.
 const ESCAPES: &str = "nrbtf\\\"";
 
+/// Comparisons of schemas for all `oneOf` of a document; past them nothing counts as disjoint.
+const COMPARISONS: u32 = 1_000_000;
+
 /// Say nothing of what is valid.
 const ANNOTATIONS: &[&str] = &[
     "$anchor",
@@ -62,10 +65,15 @@ pub(super) fn prepare(schema: &Value) -> Result<Value> {
         waiting: Vec::new(),
         intersections: false,
         multiples: Vec::new(),
+        read: 0,
+        comparisons: COMPARISONS,
     };
-    let root = reader.schema(schema, &Place::root())?;
-    while let Some((number, schema, at)) = reader.waiting.pop() {
-        let read = reader.schema(schema, &Place { up: None, name: at })?;
+    let top = Place::root();
+    let root = reader.schema(schema, &top)?;
+    while let Some((number, part, name)) = reader.waiting.pop() {
+        // The document itself may have an `$id`, its parts not.
+        let up = (!std::ptr::eq(part, schema)).then_some(&top);
+        let read = reader.schema(part, &Place { up, name })?;
         reader.definitions[number] = read;
     }
     reader.check_multiples()?;
@@ -105,6 +113,7 @@ impl<'a> Place<'a> {
     /// As a JSON pointer.
     pub(super) fn path(&self) -> String {
         let path = match self.up {
+            Some(up) if up.up.is_none() && self.name.starts_with('#') => self.name.clone(),
             Some(up) => format!("{}/{}", up.path().trim_end_matches('/'), self.name),
             None => self.name.clone(),
         };
@@ -122,18 +131,33 @@ impl<'a> Place<'a> {
 
 struct Reader<'a> {
     refs: Refs<'a>,
-    /// Numbers of definitions by reference.
-    known: HashMap<&'a str, usize>,
+    /// Numbers of definitions by where in memory they are: one may be named in many ways.
+    known: HashMap<*const Value, usize>,
     definitions: Vec<Value>,
     /// Definitions that were referred to and not read yet, with where they are.
     waiting: Vec<(usize, &'a Value, String)>,
     /// Whether some schemas have to hold at once.
     intersections: bool,
     multiples: Vec<f64>,
+    /// Values that were read, and comparisons that are left; what is referred to is read again for each definition
+    /// that it lies in.
+    read: usize,
+    comparisons: u32,
 }
 
 impl<'a> Reader<'a> {
+    /// # Errors
+    /// `is_request` where all that was read is too much.
+    fn charge(&mut self, values: usize, at: &Place<'_>) -> Result<()> {
+        self.read += values;
+        if self.read > limits::SCHEMA_READ {
+            return Err(at.wrong("too much is referred to too often"));
+        }
+        Ok(())
+    }
+
     fn schema(&mut self, schema: &'a Value, at: &Place<'_>) -> Result<Value> {
+        self.charge(1, at)?;
         let map = match schema {
             Value::Bool(_) => return Ok(schema.clone()),
             Value::Object(map) => map,
@@ -168,6 +192,9 @@ impl<'a> Reader<'a> {
         at: &Place<'_>,
     ) -> Result<Option<Value>> {
         let here = at.at(key);
+        if matches!(key, "enum" | "const" | "required" | "type") {
+            self.charge(literal::values(value), &here)?;
+        }
         Ok(Some(match key {
             _ if ANNOTATIONS.contains(&key) || key.starts_with("x-") => return Ok(None),
             "$id" | "id" => {
@@ -222,13 +249,13 @@ impl<'a> Reader<'a> {
         let Some(reference) = value.as_str() else {
             return Err(at.wrong("expected a text"));
         };
-        let number = match self.known.get(reference) {
+        let target = self.refs.resolve(reference, &at.path())?;
+        let number = match self.known.get(&std::ptr::from_ref(target)) {
             Some(&number) => number,
             None => {
-                let target = self.refs.resolve(reference, &at.path())?;
                 let number = self.definitions.len();
                 self.definitions.push(Value::Null);
-                self.known.insert(reference, number);
+                self.known.insert(std::ptr::from_ref(target), number);
                 self.waiting.push((number, target, reference.to_owned()));
                 number
             }
@@ -247,13 +274,16 @@ impl<'a> Reader<'a> {
 
     /// `oneOf` says what `anyOf` does where no value meets two of its schemas; the compiler has the latter alone.
     fn one_of(
-        &self,
+        &mut self,
         map: &'a Map<String, Value>,
         out: &mut Map<String, Value>,
         at: &Place<'_>,
     ) -> Result<()> {
         let Some(alternatives) = map.get("oneOf").and_then(Value::as_array) else { return Ok(()) };
-        if !Disjoint::new(&self.refs).all(alternatives) {
+        let mut disjoint = Disjoint::new(&self.refs, self.comparisons);
+        let certain = disjoint.all(alternatives);
+        self.comparisons = disjoint.left();
+        if !certain {
             return Err(at.refused(
                 "`oneOf` between schemas that are not plainly disjoint: by type, by `const` or `enum`, or by a required \
                  property of which that holds; write `anyOf`",

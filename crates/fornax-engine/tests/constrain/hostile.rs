@@ -152,6 +152,43 @@ fn references_that_multiply_or_circle_are_bounded() {
 }
 
 #[test]
+fn one_part_named_in_many_ways_is_read_once_and_parts_of_parts_are_counted() {
+    // "abcdefghijklmno" with every letter as it is or by its number.
+    let name = "abcdefghijklmno";
+    let spelled =
+        |bits: usize| -> String {
+            name.bytes()
+                .enumerate()
+                .map(|(i, b)| {
+                    if bits >> i & 1 == 1 { format!("%{b:02x}") } else { char::from(b).to_string() }
+                })
+                .collect()
+        };
+    let refs: Vec<Value> =
+        (0..20_000).map(|bits| json!({"$ref": format!("#/$defs/{}", spelled(bits))})).collect();
+    let many: Vec<Value> = (0..20_000).map(Value::from).collect();
+    let schema = json!({"type": "array", "prefixItems": refs, "$defs": {name: {"enum": many}}});
+    run("20,000 spellings", &Grammar::JsonSchema(schema));
+
+    // A large list under 40 levels, and a reference to every level.
+    let mut deep = json!({"enum": (0..20_000).collect::<Vec<_>>()});
+    let mut refs = Vec::new();
+    for level in 0..40 {
+        deep = under(&["items"], deep);
+        refs.push(json!({"$ref": format!("#/$defs/deep{}", "/items".repeat(level))}));
+    }
+    let schema = json!({"type": "array", "prefixItems": refs, "$defs": {"deep": deep}});
+    let e = models()[0].constrainer.compile(&Grammar::JsonSchema(schema)).unwrap_err();
+    assert!(e.to_string().contains("too often"), "{e}");
+
+    let long = |first: usize| -> Vec<String> {
+        (first..first + 20_000).map(|i| format!("n{i}")).collect()
+    };
+    let both: Vec<Value> = (0..4).map(|i| json!({"type": "object", "required": long(i)})).collect();
+    assert!(!run("long lists of required ones", &Grammar::JsonSchema(json!({"oneOf": both}))));
+}
+
+#[test]
 fn regular_expressions_cannot_explode() {
     for (name, pattern) in [
         ("60,000 brackets", "(".repeat(60_000)),

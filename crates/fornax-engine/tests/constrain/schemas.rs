@@ -76,7 +76,11 @@ fn scalars() -> Vec<Case> {
             &["\"ab-7\""],
             &["\"a-7\"", "\"ab-\""],
         ),
-        case(json!({"type": "string", "pattern": "x", "maxLength": 4}), &["\"x\"", "\"axb\""], &["\"ab\""]),
+        case(
+            json!({"type": "string", "pattern": "x", "maxLength": 4}),
+            &["\"x\"", "\"axb\""],
+            &["\"ab\""],
+        ),
         case(
             json!({"type": "string", "format": "date"}),
             &["\"2024-02-29\""],
@@ -366,6 +370,10 @@ fn what_cannot_be_enforced_is_refused_by_name() {
         (json!({"type": "object", "minProperties": 2}), "`minProperties`"),
         (json!({"x-guidance": {"lenient": true}, "properties": {"a": {"not": {}}}}), "`not`"),
         (json!({"properties": {"a": {"$id": "b"}}}), "`$id`"),
+        (
+            json!({"$ref": "#/$defs/a", "$defs": {"a": {"$id": "b", "items": {"$ref": "#"}}}}),
+            "at #/$defs/a/$id",
+        ),
     ] {
         let compiled = model.constrainer.compile(&Grammar::JsonSchema(schema.clone()));
         let e = compiled.map(|_| ()).expect_err(&schema.to_string());
