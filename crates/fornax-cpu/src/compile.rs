@@ -232,7 +232,9 @@ impl Weights {
         for w in &order {
             room = room.saturating_add(Matrix::room(w)?);
         }
+        // What reading the file's tables left behind goes before the weights come.
         give_back();
+        plan.weights.iter().for_each(|w| w.data.release(0..w.data.len()));
         let mut arena = Arena::new(room, "the weights")?;
         let place = |w| Ok(Arc::new(Matrix::place(w, &mut arena)?));
         let matrices = order.iter().copied().map(place).collect::<Result<Vec<_>>>()?;

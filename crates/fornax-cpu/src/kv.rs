@@ -10,6 +10,9 @@ use fornax_plan::{BlockId, Cmd, Error, KvGroup, KvType, Result};
 use crate::matrix::Memory;
 use crate::ops::{BLOCK, Cell, VectorOps};
 
+/// Bytes from which a pool is on large pages.
+const LARGE: usize = 32 << 20;
+
 /// The pools of all groups.
 #[derive(Debug)]
 pub(crate) struct Cache {
@@ -222,10 +225,15 @@ impl Cache {
     /// Adds blocks to every pool; all or nothing.
     pub(crate) fn grow(&mut self, blocks: u32) -> Result<()> {
         let what = format!("{blocks} kv blocks (fewer of them, or a smaller --kv-type, need less)");
+        // A large page holds many tokens: worth it where there will be many of them.
+        let memory = |bytes: usize| match bytes >= LARGE {
+            true => Memory::large(bytes, &what),
+            false => Memory::zeroed(bytes, &what),
+        };
         let fresh: Result<Vec<Memory>> = self
             .pools
             .iter()
-            .map(|p| Memory::large(p.block_bytes().saturating_mul(blocks as usize), &what))
+            .map(|p| memory(p.block_bytes().saturating_mul(blocks as usize)))
             .collect();
         for (pool, memory) in self.pools.iter_mut().zip(fresh?) {
             let (first, step) = (memory.as_ptr(), pool.block_bytes());

@@ -83,10 +83,13 @@ pub(super) unsafe fn quantised<S: Simd, F: Format, const ROWS: usize>(
                 ahead = out.then.wrapping_add(ahead.addr() - end.addr());
             }
             for at in 0..left.min(F::UNIT) {
-                if at == 0 {
-                    lines(ahead, F::HEAD);
+                // More rows take longer than their weights, and the hints 2 % of that.
+                if ROWS <= 4 {
+                    if at == 0 {
+                        lines(ahead, F::HEAD);
+                    }
+                    lines(ahead.wrapping_add(F::HEAD + at * F::PLANES), F::PLANES);
                 }
-                lines(ahead.wrapping_add(F::HEAD + at * F::PLANES), F::PLANES);
                 let block = F::decode::<S>(unit, at);
                 let (pairs, single) = acc.as_chunks_mut::<2>();
                 for (ix, acc) in pairs.iter_mut().enumerate() {
