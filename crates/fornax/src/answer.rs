@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use fornax_engine::serve::Constraint;
 use fornax_engine::{Event, Model, SampleParams, Session};
 use fornax_text::{StopMatcher, StreamDecoder};
 
@@ -123,7 +124,27 @@ pub(crate) fn generate(
     request: &Request<'_>,
     listener: &mut Listener<'_>,
 ) -> Result<Answer> {
-    let decoder = if request.continues { StreamDecoder::continuing } else { StreamDecoder::new };
+    generate_held(config, session, model, request, None, listener)
+}
+
+/// As [`generate`], held to a constraint if there is one.
+///
+/// # Errors
+/// As [`generate`]; when nothing that is allowed can follow.
+pub(crate) fn generate_held(
+    config: &Config,
+    session: &mut Session,
+    model: &Model,
+    request: &Request<'_>,
+    constraint: Option<&mut dyn Constraint>,
+    listener: &mut Listener<'_>,
+) -> Result<Answer> {
+    // What a grammar asks for is the text itself, a space at its start included.
+    let decoder = if request.continues || constraint.is_some() {
+        StreamDecoder::continuing
+    } else {
+        StreamDecoder::new
+    };
     let mut writer = Writer {
         config,
         model,
@@ -147,10 +168,14 @@ pub(crate) fn generate(
         sampler: None,
         logprobs: config.volume == Volume::Verbose,
     };
-    let finish = session.generate(&engine, |event| {
+    let report = |event| {
         ended = writer.take(event, listener);
         if matches!(ended, Ok(None)) { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-    })?;
+    };
+    let finish = match constraint {
+        None => session.generate(&engine, report)?,
+        Some(constraint) => session.generate_held(&engine, constraint, report)?,
+    };
     let finish = ended?.unwrap_or(match finish {
         fornax_engine::Finish::Stop => Finish::Stop,
         fornax_engine::Finish::Length => Finish::Length,

@@ -5,6 +5,8 @@ use std::time::Instant;
 
 use anyhow::Result;
 use fornax_engine::Session;
+use fornax_engine::constrain::Constrainer;
+use fornax_engine::serve::Constraint;
 use serde::Serialize;
 
 use super::start::{self, Started, chat_tokens, conclude, message};
@@ -50,10 +52,15 @@ pub(crate) fn run(config: &Config, flags: &Run) -> Result<()> {
     if prompt.is_empty() {
         return Err(super::Usage("there is nothing to answer: the prompt is empty".into()).into());
     }
+    let grammar = flags.held.grammar()?;
     let split = Split::of(config, flags)?;
     let config = &config.on(flags.decode_device.unwrap_or(config.device));
     let started = Started::open(config, flags.model.model.as_deref())?;
     let model = &started.model;
+    let mut constraint = match &grammar {
+        Some(grammar) => Some(Constrainer::new(model.tokenizer()).compile(grammar)?.start()),
+        None => None,
+    };
     let tokens = if flags.raw {
         model.encode(&prompt)
     } else {
@@ -80,7 +87,9 @@ pub(crate) fn run(config: &Config, flags: &Run) -> Result<()> {
         piece: &mut |piece| if stream { output::product(piece.as_bytes()) } else { Ok(()) },
         cancelled: &|| false,
     };
-    let answer = answer::generate(config, &mut session, model, &request, &mut listener)?;
+    let held = constraint.as_mut().map(|c| &mut **c as &mut dyn Constraint);
+    let answer =
+        answer::generate_held(config, &mut session, model, &request, held, &mut listener)?;
     if stream && std::io::stdout().is_terminal() {
         output::product(b"\n")?;
     }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::builder::ArgPredicate;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use super::held::Held;
 use super::serve::{BenchServe, Serve};
 
 /// Run large language models from GGUF files on this machine.
@@ -168,6 +169,8 @@ pub(crate) struct Run {
     /// End the answer where S would begin; may be given several times
     #[arg(long, value_name = "S")]
     pub(crate) stop: Vec<String>,
+    #[command(flatten)]
+    pub(crate) held: Held,
     /// Room for N tokens of prompt and answer [default: what the model was trained for, at most 8192]
     #[arg(long, value_name = "N", value_parser = positive)]
     pub(crate) ctx: Option<usize>,

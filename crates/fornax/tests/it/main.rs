@@ -7,6 +7,7 @@ mod against;
 mod cli;
 mod files;
 mod generate;
+mod held;
 mod hub;
 mod metal;
 mod modes;
