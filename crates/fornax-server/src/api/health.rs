@@ -65,6 +65,18 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> Response {
     response
 }
 
-pub(super) async fn openapi() -> Response {
-    json_response(StatusCode::OK, Document::get().published())
+pub(super) async fn openapi(State(app): State<Arc<App>>) -> Response {
+    let mut published = Document::get().published().clone();
+    // What a request may name is what is loaded here.
+    let mut names: Vec<Value> = app.models.iter().map(|m| m.alias.clone().into()).collect();
+    let path = &mut published["paths"]["/v1/models/{model}"]["get"]["parameters"][0];
+    path["schema"]["enum"] = names.clone().into();
+    names.push(Value::Null);
+    let schemas = published["components"]["schemas"].as_object_mut();
+    for schema in schemas.into_iter().flat_map(|all| all.values_mut()) {
+        if let Some(model) = schema.get_mut("properties").and_then(|p| p.get_mut("model")) {
+            model["enum"] = names.clone().into();
+        }
+    }
+    json_response(StatusCode::OK, &published)
 }

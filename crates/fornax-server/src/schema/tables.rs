@@ -4,7 +4,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::Document;
 use super::document::ENDPOINTS;
@@ -43,12 +43,16 @@ fn kind(schema: &Value) -> String {
     }
 }
 
-fn table(name: &str, schema: &Value, out: &mut String) {
+fn table(name: &str, schemas: &Map<String, Value>, out: &mut String) {
+    let schema = &schemas[name];
     let _ = writeln!(out, "| field | value | what |\n| --- | --- | --- |");
     let required = schema["required"].as_array().cloned().unwrap_or_default();
     for (field, property) in schema["properties"].as_object().into_iter().flatten() {
         let needed = if required.iter().any(|r| r == field) { " (needed)" } else { "" };
-        let mut what = property["description"].as_str().unwrap_or_default().to_owned();
+        let named = property["$ref"].as_str().and_then(|r| schemas.get(r.rsplit('/').next()?));
+        let described = property["description"].as_str();
+        let described = described.or_else(|| named?["description"].as_str());
+        let mut what = described.unwrap_or_default().to_owned();
         if let Some(why) = property["x-ignored"].as_str() {
             what = format!("No effect: {why}.");
         }
@@ -77,7 +81,7 @@ fn made() -> String {
         let name = endpoint.body.unwrap_or_default();
         let method = endpoint.method.to_uppercase();
         let _ = writeln!(out, "### `{method} {}`\n\n{}.\n", endpoint.path, endpoint.summary);
-        table(name, &schemas[name], &mut out);
+        table(name, schemas, &mut out);
     }
     out
 }
