@@ -506,7 +506,7 @@ pub(crate) fn hand_over(plan: &Plan, stages: &mut [Stage]) {
                 (t.makes, tiles.ready) = (true, true);
             }
             Wide::Heads { look: Some(look), .. }
-                if is_x(look.out) && plan.kv[look.kv.group as usize].v_width % 32 == 0 =>
+                if is_x(look.out) && plan.kv[look.kv.group as usize].v_width.is_multiple_of(32) =>
             {
                 (look.makes, tiles.ready) = (true, true);
             }

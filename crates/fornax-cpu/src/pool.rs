@@ -485,7 +485,11 @@ mod tests {
         let cores = topology::usable_threads();
         std::thread::scope(|scope| {
             for _ in 0..2 * cores {
-                scope.spawn(|| while !stop.load(Ordering::Relaxed) {});
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        spin_loop();
+                    }
+                });
             }
             let seconds = |threads: usize| {
                 let mut pool = Pool::new(threads, &[]).unwrap();
@@ -494,7 +498,7 @@ mod tests {
                     let job = |team: &Team<'_>| {
                         for _ in 0..50 {
                             team.share(64, |i| {
-                                std::hint::black_box((0..200).fold(i, |a, b| a ^ b * 7));
+                                std::hint::black_box((0..200).fold(i, |a, b| a ^ (b * 7)));
                             });
                             team.barrier()?;
                         }

@@ -251,22 +251,22 @@ unsafe fn one_tile<U: Unit, F: Format>(job: &Job<'_>, unit: &mut U, tile: usize)
         // SAFETY: the caller's word; blocks are within the tile, rows within the view.
         unsafe {
             let unit_bytes = F::HEAD + F::UNIT * F::PLANES;
-            let mut at = [std::ptr::null(); CHUNK];
-            for ix in 0..n {
+            let mut plain = [std::ptr::null(); CHUNK];
+            for (ix, plain) in plain.iter_mut().enumerate().take(n) {
                 let (u, b) = ((from + ix) / F::UNIT, (from + ix) % F::UNIT);
                 let head = weights.add(u * unit_bytes);
                 let planes = head.add(F::HEAD + b * F::PLANES);
-                at[ix] = planes;
+                *plain = planes;
                 if !(F::SIGNED && F::PLANES == PLAIN) {
                     spell::<F>(planes, &mut spelled.w[ix]);
-                    at[ix] = spelled.w[ix].as_ptr();
+                    *plain = spelled.w[ix].as_ptr();
                 }
                 let (scale, min) = F::scales::<Avx512Vnni>(head, b);
                 spelled.scales[ix] = Scales { scale, min };
             }
             for (group, acc) in acc.iter_mut().enumerate().take(count.div_ceil(GROUP)) {
                 let x = acts.block(first + group * GROUP, from);
-                blocks_of::<U, F>(unit, &at[..n], &spelled.scales, x, acc);
+                blocks_of::<U, F>(unit, &plain[..n], &spelled.scales, x, acc);
             }
         }
     }

@@ -39,14 +39,14 @@ impl Unit for Emulated {
         assert!(rows == a_rows && c_bytes == b_bytes && a_bytes == 4 * b_rows, "shapes disagree");
         for row in 0..rows {
             for col in 0..c_bytes / 4 {
-                let at = col * 4..col * 4 + 4;
-                let c = &mut self.0[usize::from(C)][row];
-                let mut sum = i32::from_le_bytes(c[at.clone()].try_into().unwrap());
+                let (quads, _) = self.0[usize::from(C)][row].as_chunks::<4>();
+                let mut sum = i32::from_le_bytes(quads[col]);
                 for k in 0..a_bytes {
                     let a = self.0[usize::from(A)][row][k] as i8;
                     let b = self.0[usize::from(B)][k / 4][col * 4 + k % 4] as i8;
                     sum += i32::from(a) * i32::from(b);
                 }
+                let at = col * 4..col * 4 + 4;
                 self.0[usize::from(C)][row][at].copy_from_slice(&sum.to_le_bytes());
             }
         }
