@@ -143,7 +143,7 @@ impl Kv {
         &self,
         table: &Table,
         positions: usize,
-        others: impl Iterator<Item = (&'a Table, usize)> + Clone,
+        others: &(impl Iterator<Item = (&'a Table, usize)> + Clone),
     ) -> bool {
         (0..self.pools.len()).all(|g| {
             let pool = &self.pools[g];
@@ -384,10 +384,8 @@ impl Kv {
         };
         let (mut seqs, mut nodes) = (empty(), empty());
         for table in tables {
-            for g in 0..self.pools.len() {
-                for block in &table.blocks[g][table.first[g]..] {
-                    seqs[g][block.ix()] += 1;
-                }
+            for (g, held) in seqs.iter_mut().enumerate() {
+                table.blocks[g][table.first[g]..].iter().for_each(|b| held[b.ix()] += 1);
             }
         }
         self.prefix.check(self.per_group, &mut nodes)?;

@@ -31,7 +31,7 @@ pub struct ServeOptions {
     /// Token rows of one step at most.
     pub step_rows: u32,
     /// Milliseconds that a step may take while sequences decode; what they leave of it goes to
-    /// prompts.
+    /// prompts, and up to five times as much where more wait for a first token than decode.
     pub step_ms_busy: f32,
     /// Milliseconds that a step may take when only prompts run.
     pub step_ms_idle: f32,

@@ -73,6 +73,7 @@ pub(crate) enum Turn {
 type Rank = (Reverse<i32>, RequestId);
 
 /// The engine without its thread.
+#[allow(clippy::vec_box, reason = "a change of order or place moves a pointer, not a sequence")]
 pub(crate) struct Core {
     pub(super) program: Box<dyn Program>,
     pub(super) rules: Rules,
@@ -81,10 +82,9 @@ pub(crate) struct Core {
     pub(super) vocab: usize,
     pub(super) hidden: usize,
     pub(super) kv: Kv,
-    /// Boxed, so that moving a place in the order moves a pointer.
     pub(super) running: Vec<Box<Seq>>,
     pub(super) waiting: BTreeMap<Rank, Box<Seq>>,
-    free_slots: Vec<SlotId>,
+    pub(super) free_slots: Vec<SlotId>,
     pub(super) cost: Cost,
     pub(super) clock: Clock,
     pub(super) stats: Stats,
@@ -101,7 +101,12 @@ pub(crate) struct Core {
     next_deadline: Option<Instant>,
     /// Requests that are over and have not been told.
     over: Vec<Box<Seq>>,
+    /// Memory for those that wait for a twin.
+    put_off: Vec<Box<Seq>>,
 }
+
+/// Requests at the head of the queue that may wait for a twin while others pass.
+const PUT_OFF_MAX: usize = 64;
 
 /// An empty vector's memory for elements of another lifetime.
 fn reuse<A, B>(mut from: Vec<A>) -> Vec<B> {
@@ -156,6 +161,7 @@ impl Core {
             tables: Vec::new(),
             next_deadline: None,
             over: Vec::new(),
+            put_off: Vec::new(),
             rules,
         }
     }
@@ -403,7 +409,12 @@ impl Core {
     /// Lets in from the head of the queue what there is room for. A request that outranks a
     /// running one takes its place.
     fn admit(&mut self) -> Result<(), Error> {
+        let mut put_off = std::mem::take(&mut self.put_off);
         while let Some((rank, mut seq)) = self.waiting.pop_first() {
+            if put_off.len() < PUT_OFF_MAX && self.has_twin(&seq) {
+                put_off.push(seq);
+                continue;
+            }
             let outranks = |s: &Seq| s.rank().0 > rank.0;
             let let_in = !self.free_slots.is_empty() && self.let_in(&mut seq)?;
             if let_in {
@@ -417,7 +428,25 @@ impl Core {
                 _ => break,
             }
         }
+        self.waiting.extend(put_off.drain(..).map(|seq| (seq.rank(), seq)));
+        self.put_off = put_off;
         Ok(())
+    }
+
+    /// Whether a sequence that runs is still computing what this one begins with: it then waits,
+    /// and finds it in the cache.
+    fn has_twin(&self, seq: &Seq) -> bool {
+        if !self.rules.kv.cache || seq.may_reuse() == 0 {
+            return false;
+        }
+        let chunk = self.kv.chunk();
+        self.running.iter().filter(|r| !r.decodes() && !r.suspect && r.end.is_none()).any(|r| {
+            let pairs = r.tokens.iter().zip(&seq.tokens);
+            let same = pairs.take_while(|(a, b)| a == b).count() / chunk * chunk;
+            // States are saved at the end of a prompt alone.
+            let found = !self.stateful || same >= (r.tokens.len() - 1) / chunk * chunk;
+            found && same >= r.computed + 2 * chunk
+        })
     }
 
     /// Gives a request a slot and what the cache holds of it, where the rest fits too.
@@ -426,7 +455,8 @@ impl Core {
         let mut hit =
             self.kv.begin(&mut seq.table, &seq.tokens, most, &mut self.copies, &mut self.state);
         let others = || self.running.iter().map(|s| (&s.table, s.tokens.len()));
-        if !self.running.is_empty() && !self.kv.has_room(&seq.table, seq.tokens.len() + 1, others())
+        if !self.running.is_empty()
+            && !self.kv.has_room(&seq.table, seq.tokens.len() + 1, &others())
         {
             self.kv.release(&mut seq.table);
             return Ok(false);

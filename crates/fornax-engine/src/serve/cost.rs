@@ -94,9 +94,9 @@ impl Cost {
         let [d, p] = &self.kinds;
         let before = self.each;
         for _ in 0..12 {
-            for i in 0..3 {
+            for (i, before) in before.iter().enumerate() {
                 let tie = TIE * (d.a[i][i] + p.a[i][i]) + 1e-12;
-                let mut rest = d.b[i] + p.b[i] + tie * before[i];
+                let mut rest = d.b[i] + p.b[i] + tie * before;
                 for j in (0..3).filter(|j| *j != i) {
                     rest -= (d.a[i][j] + p.a[i][j]) * self.each[j];
                 }

@@ -83,6 +83,7 @@ impl Engine {
     ///
     /// # Errors
     /// `is_unsupported` for what the device does not do, by name; `is_out_of_memory`.
+    #[allow(clippy::needless_pass_by_value, reason = "options are made for one engine")]
     pub fn start(
         model: Arc<Model>,
         device: &dyn Device,

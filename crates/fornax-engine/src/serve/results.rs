@@ -165,11 +165,9 @@ impl Core {
         let seq = &mut self.running[at];
         let mut state = std::mem::take(&mut self.state);
         let mut read = Ok(false);
-        if self.stateful && self.kv.saves_states() && seq.computed.is_multiple_of(chunk) {
-            if let Some(slot) = seq.slot {
-                read =
-                    self.program.command(Cmd::ReadState { slot, out: &mut state }).map(|()| true);
-            }
+        let saves = self.stateful && self.kv.saves_states() && seq.computed.is_multiple_of(chunk);
+        if let (true, Some(slot)) = (saves, seq.slot) {
+            read = self.program.command(Cmd::ReadState { slot, out: &mut state }).map(|()| true);
         }
         if let Ok(read) = read {
             let state = read.then_some(&state[..]);

@@ -14,6 +14,8 @@ use crate::speculate::{DRAFT_MAX, look_up};
 
 /// Rows of a prompt that run in a step however long it takes, so that every prompt gets on.
 const PROMPT_MIN: usize = 16;
+/// How much longer than the busy time a step gets at most for a crowd of prompts.
+const CROWD_MAX: f64 = 5.0;
 /// Rows of whole logits that a prompt asks for in one step.
 const LOGIT_ROWS_MAX: usize = 16;
 
@@ -98,9 +100,21 @@ impl Core {
         }
     }
 
+    /// Milliseconds that the step may take. The more wait for their first token, against those
+    /// that decode, the longer they are given; half the busy time is always theirs.
+    fn budget(&self) -> f64 {
+        if self.picks.is_empty() {
+            return self.rules.idle_ms;
+        }
+        let begun = self.running.iter().filter(|s| !s.decodes()).count();
+        let first = begun + self.waiting.len().min(self.free_slots.len());
+        let crowd = 1.0 + 2.0 * first as f64 / (self.picks.len() + 1) as f64;
+        let busy = self.rules.busy_ms;
+        (busy * crowd.min(CROWD_MAX)).max(self.cost.predict(self.work()) + busy / 2.0)
+    }
+
     fn pick_prompts(&mut self) {
-        let busy = !self.picks.is_empty();
-        let budget = if busy { self.rules.busy_ms } else { self.rules.idle_ms };
+        let budget = self.budget();
         let mut at = 0;
         let mut first = true;
         while at < self.running.len() {
