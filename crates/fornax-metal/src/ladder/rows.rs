@@ -57,15 +57,16 @@ fn rows_of(list: &[(u32, u32, u32)]) -> Vec<u32> {
     list.iter().flat_map(|(pos, seq, left)| [0, *pos, *seq, 0, *left, 0, 0, 0]).collect()
 }
 
-struct Head<'a> {
-    norm: Option<&'a [f32]>,
-    freqs: &'a [f32],
-    halves: bool,
-    magnitude: f64,
+/// A rotation, and the norm before it.
+pub(super) struct Head<'a> {
+    pub(super) norm: Option<&'a [f32]>,
+    pub(super) freqs: &'a [f32],
+    pub(super) halves: bool,
+    pub(super) magnitude: f64,
 }
 
 impl Head<'_> {
-    fn rotated(&self, x: &[f32], pos: u32) -> Vec<f64> {
+    pub(super) fn rotated(&self, x: &[f32], pos: u32) -> Vec<f64> {
         let mut y: Vec<f64> = x.iter().map(|v| f64::from(*v)).collect();
         if let Some(norm) = self.norm {
             let square: f64 = y.iter().map(|v| v * v).sum();
@@ -86,7 +87,7 @@ impl Head<'_> {
 }
 
 /// Head size, rotated elements, halves apart, with norms.
-const ROTATIONS: [(usize, usize, bool, bool); 7] = [
+pub(super) const ROTATIONS: [(usize, usize, bool, bool); 7] = [
     (64, 64, true, true),
     (80, 40, true, false),
     (96, 96, false, true),
@@ -96,7 +97,7 @@ const ROTATIONS: [(usize, usize, bool, bool); 7] = [
     (64, 0, false, true),
 ];
 
-fn freqs(rotated: usize) -> Vec<f32> {
+pub(super) fn freqs(rotated: usize) -> Vec<f32> {
     (0..rotated / 2).map(|i| 1e4f32.powf(-2.0 * i as f32 / rotated as f32)).collect()
 }
 

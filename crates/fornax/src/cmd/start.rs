@@ -263,7 +263,8 @@ fn table(config: &Config, phase: &str, times: &[OpTime]) {
     }
     let head = format!("{phase:<22} {:>8} {:>10} {:>8} {:>6}", "calls", "ms", "GB/s", "share");
     output::note(config, &head);
-    for t in times {
+    // What another kernel does on the way takes no time of its own.
+    for t in times.iter().filter(|t| t.seconds > 0.0) {
         let line = format!(
             "{:<22} {:>8} {:>10.2} {:>8.2} {:>5.1}%",
             t.name,
