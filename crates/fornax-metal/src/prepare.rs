@@ -11,7 +11,7 @@ use fornax_plan::{
 
 use crate::api::{Buffer, Device, Form};
 use crate::encode::{Command, Extent, Place};
-use crate::feed::Shape;
+use crate::feed::{CHAIN_MAX, STOPS, Shape};
 use crate::hazard::Access::{self, Read};
 use crate::policy::Policy;
 use crate::{library, stub};
@@ -48,6 +48,11 @@ pub(crate) fn refusals(plan: &Plan, limits: &Limits, form: Form) -> Vec<Refusal>
     if stored_as(limits.kv_type, form).is_none() {
         let why = format!("{:?} is not stored by this form", limits.kv_type);
         refuse("kv type".to_string(), why, "use --kv-type f16 or f32, or --device cpu");
+    }
+    if limits.chain > CHAIN_MAX || limits.stops as usize >= STOPS {
+        let what = format!("tickets of {} tokens, {} stop tokens", limits.chain, limits.stops);
+        let why = format!("there is room for {CHAIN_MAX} and {}", STOPS - 1);
+        refuse(what, why, "ask for shorter tickets");
     }
     let odd = |g: &KvGroup| !g.k_width.is_multiple_of(32) || !g.v_width.is_multiple_of(32);
     if limits.kv_type == KvType::Q8_0 && plan.kv.iter().any(odd) {
