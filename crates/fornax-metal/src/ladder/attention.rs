@@ -383,17 +383,10 @@ pub(super) fn the_append_and_the_first_stage_in_one() {
         (4, 2, 96, 32, 300, 8, 1),
         (2, 2, 128, 128, 600, 16, 4),
     ] {
-<<<<<<< /tmp/wt-ms/crates/fornax-metal/src/ladder/attention.rs
-        for ty in [TensorType::F32, TensorType::F16] {
-            let scene = Scene { ty, ..Scene::new(heads, kv_heads, kw, vw, keys) };
-            scene.append(heads / kv_heads, splits, simds, (0, false, false));
-            scene.append(1, splits, simds, (0, true, false));
-=======
         for ty in KV_TYPES.iter().filter(|ty| kw % ty.block_len() == 0) {
             let scene = Scene { ty: *ty, ..Scene::new(heads, kv_heads, kw, vw, keys) };
-            scene.append(heads / kv_heads, splits, simds);
-            scene.append(1, splits, simds);
->>>>>>> /tmp/m.head
+            scene.append(heads / kv_heads, splits, simds, (0, false, false));
+            scene.append(1, splits, simds, (0, true, false));
         }
     }
     for (window, softcap) in [(1, 0.0), (9, 0.0), (64, 0.0), (0, 2.0)] {
