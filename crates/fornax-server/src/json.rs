@@ -133,6 +133,6 @@ mod tests {
         let text = r#"{"b":[1,-2,1.5,true,null,"\u0000é"],"a":{"z":{},"y":18446744073709551615}}"#;
         let value = read(text.as_bytes()).unwrap();
         assert_eq!(value, serde_json::from_str::<Value>(text).unwrap());
-        assert_eq!(value.to_string(), text.replace("\\u0000", "\\u0000"));
+        assert_eq!(value.to_string(), text);
     }
 }

@@ -207,7 +207,13 @@ struct Stream {
 }
 
 impl Stream {
-    fn chunk(&self, choice: usize, delta: Value, logprobs: &[Logprob], end: Option<&End>) -> Value {
+    fn chunk(
+        &self,
+        choice: usize,
+        delta: &Value,
+        logprobs: &[Logprob],
+        end: Option<&End>,
+    ) -> Value {
         let mut object = self.head.object("chat.completion.chunk");
         let logprobs =
             (self.head.logprobs && !logprobs.is_empty()).then(|| write::chat_logprobs(logprobs));
@@ -231,7 +237,7 @@ impl Events for Stream {
     fn open(&mut self, out: &mut Outgoing) {
         for choice in 0..self.usages.len() {
             let delta = json!({ "role": "assistant", "content": "" });
-            out.data(&self.chunk(choice, delta, &[], None));
+            out.data(&self.chunk(choice, &delta, &[], None));
         }
     }
 
@@ -254,11 +260,11 @@ impl Events for Stream {
             }
             Piece::End(end) => {
                 self.usages[choice] = end.usage;
-                out.data(&self.chunk(choice, json!({}), &[], Some(&end)));
+                out.data(&self.chunk(choice, &json!({}), &[], Some(&end)));
                 return;
             }
         };
-        out.data(&self.chunk(choice, delta, &logprobs, None));
+        out.data(&self.chunk(choice, &delta, &logprobs, None));
     }
 
     fn close(&mut self, out: &mut Outgoing) {

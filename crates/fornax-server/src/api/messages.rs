@@ -216,7 +216,7 @@ fn usage(usage: Usage) -> Value {
 }
 
 impl Head {
-    fn object(&self, content: Vec<Value>, end: Option<&End>, used: Value) -> Value {
+    fn object(&self, content: &[Value], end: Option<&End>, used: &Value) -> Value {
         let (reason, stop) = end.map_or((Value::Null, Value::Null), |end| self.ended(end));
         json!({
             "id": self.id,
@@ -258,7 +258,7 @@ impl Head {
                 json!({ "type": "tool_use", "id": call.id, "name": call.name, "input": input }),
             );
         }
-        Ok(self.object(content, whole.end.as_ref(), usage(whole.usage())))
+        Ok(self.object(&content, whole.end.as_ref(), &usage(whole.usage())))
     }
 }
 
@@ -313,7 +313,7 @@ fn delta(index: usize, delta: &Value, out: &mut Outgoing) {
 impl Events for Stream {
     fn open(&mut self, out: &mut Outgoing) {
         let used = usage(Usage { prompt: self.head.prompt, ..Usage::default() });
-        let message = self.head.object(Vec::new(), None, used);
+        let message = self.head.object(&[], None, &used);
         out.named("message_start", &json!({ "type": "message_start", "message": message }));
         out.named("ping", &json!({ "type": "ping" }));
     }

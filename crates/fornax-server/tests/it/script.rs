@@ -78,12 +78,12 @@ impl Scripted {
     }
 
     pub(crate) fn script(&self, script: Script) {
-        self.state.lock().unwrap().scripts.push_back(script);
+        self.state.lock().expect("no other thread of the test failed").scripts.push_back(script);
     }
 
     /// The next request is refused so.
     pub(crate) fn refuse(&self, refused: Refused) {
-        self.state.lock().unwrap().refusals.push_back(refused);
+        self.state.lock().expect("no other thread of the test failed").refusals.push_back(refused);
     }
 
     /// One token for each byte.
@@ -99,28 +99,30 @@ impl Scripted {
 
     /// Lets everything that is held go on.
     pub(crate) fn release(&self) {
-        self.state.lock().unwrap().released = true;
+        self.state.lock().expect("no other thread of the test failed").released = true;
         self.changed.notify_all();
     }
 
     pub(crate) fn seen(&self) -> Vec<Seen> {
-        self.state.lock().unwrap().seen.clone()
+        self.state.lock().expect("no other thread of the test failed").seen.clone()
     }
 
     /// Waits until so many requests were cancelled.
     pub(crate) fn wait_for_cancels(&self, n: usize) {
-        let state = self.state.lock().unwrap();
+        let state = self.state.lock().expect("no other thread of the test failed");
         let waited = self
             .changed
             .wait_timeout_while(state, Duration::from_secs(20), |s| s.cancelled.len() < n)
-            .unwrap();
+            .expect("no other thread of the test failed");
         assert!(!waited.1.timed_out(), "{} of {n} were cancelled", waited.0.cancelled.len());
     }
 
     fn held(&self, id: RequestId) {
-        let state = self.state.lock().unwrap();
-        let going =
-            self.changed.wait_while(state, |s| !s.released && !s.cancelled.contains(&id)).unwrap();
+        let state = self.state.lock().expect("no other thread of the test failed");
+        let going = self
+            .changed
+            .wait_while(state, |s| !s.released && !s.cancelled.contains(&id))
+            .expect("no other thread of the test failed");
         drop(going);
     }
 
@@ -131,7 +133,14 @@ impl Scripted {
             if script.hold_after == Some(i) {
                 self.held(id);
             }
-            if generated == request.max_new || self.state.lock().unwrap().cancelled.contains(&id) {
+            if generated == request.max_new
+                || self
+                    .state
+                    .lock()
+                    .expect("no other thread of the test failed")
+                    .cancelled
+                    .contains(&id)
+            {
                 break;
             }
             let top = request
@@ -147,7 +156,8 @@ impl Scripted {
         if script.hold_after.is_some_and(|at| at >= script.tokens.len()) {
             self.held(id);
         }
-        let cancelled = self.state.lock().unwrap().cancelled.contains(&id);
+        let cancelled =
+            self.state.lock().expect("no other thread of the test failed").cancelled.contains(&id);
         let all = generated as usize == script.tokens.len();
         let finish = match script.finish {
             None if !cancelled => {
@@ -171,7 +181,7 @@ pub(crate) struct Shared(pub(crate) Arc<Scripted>);
 impl Backend for Shared {
     fn submit(&self, request: Generation, publish: Publish) -> Result<RequestId, Refused> {
         let scripted = self.0.clone();
-        let mut state = scripted.state.lock().unwrap();
+        let mut state = scripted.state.lock().expect("no other thread of the test failed");
         if let Some(refused) = state.refusals.pop_front() {
             return Err(refused);
         }
@@ -195,12 +205,12 @@ impl Backend for Shared {
     }
 
     fn cancel(&self, request: RequestId) {
-        self.0.state.lock().unwrap().cancelled.push(request);
+        self.0.state.lock().expect("no other thread of the test failed").cancelled.push(request);
         self.0.changed.notify_all();
     }
 
     fn stats(&self) -> Stats {
-        let told = self.0.stats.lock().unwrap().clone();
+        let told = self.0.stats.lock().expect("no other thread of the test failed").clone();
         told.unwrap_or_else(|| quiet(self.0.running.load(SeqCst)))
     }
 
