@@ -148,6 +148,8 @@ struct Builder<'a> {
     stages: Vec<(&'static str, Buffer)>,
     /// The most rows of a step or a round.
     rows_max: usize,
+    /// The most wanted rows of them.
+    wanted_max: usize,
     /// What [`Command::apart`] is of the commands to come.
     apart: Option<bool>,
     out: Prepared,
@@ -214,6 +216,7 @@ pub(crate) fn prepare(
         stages: Vec::new(),
         apart: None,
         rows_max: limits.rows.max(limits.wanted).max(limits.slots) as usize,
+        wanted_max: limits.wanted.max(limits.slots) as usize,
         out: Prepared {
             commands: Vec::new(),
             pools: pools(device, plan, limits, kv_type)?,

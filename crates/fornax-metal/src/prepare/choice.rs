@@ -20,7 +20,7 @@ impl Builder<'_> {
         let parts = policy::argmax_parts(vocab);
         let stride = self.shape.remembered as u32;
         let mut stage = |name, words: u32| -> Result<Place> {
-            let buffer = self.stage(name, self.rows_max * words as usize)?;
+            let buffer = self.stage(name, self.wanted_max * words as usize)?;
             Ok(Place::Value(buffer, words as usize))
         };
         let best = stage("parts of a choice", 4 * parts)?;
