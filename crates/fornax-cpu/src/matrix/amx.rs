@@ -16,7 +16,7 @@ use super::activations::{ActBlock, Acts, GROUP};
 use super::avx512::{self, Avx512Vnni};
 use super::drive::{Job, Kernels, by_layout};
 use super::format::{self, Float, Format, Scales};
-use super::kernel::scaled;
+use super::kernel::{lines, scaled};
 use super::simd::{BLOCK, QUADS, Simd, TILE};
 
 /// Rows of activations from which tiles pay.
@@ -257,6 +257,8 @@ unsafe fn one_tile<U: Unit, F: Format>(job: &Job<'_>, unit: &mut U, tile: usize)
                 let head = weights.add(u * unit_bytes);
                 let planes = head.add(F::HEAD + b * F::PLANES);
                 *plain = planes;
+                // The same block of the next chunk, of this tile or the one behind it.
+                lines(planes.wrapping_add(CHUNK / F::UNIT * unit_bytes), F::PLANES);
                 if !(F::SIGNED && F::PLANES == PLAIN) {
                     spell::<F>(planes, &mut spelled.w[ix]);
                     *plain = spelled.w[ix].as_ptr();

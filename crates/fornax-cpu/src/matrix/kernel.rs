@@ -113,7 +113,7 @@ pub(super) unsafe fn quantised<S: Simd, F: Format, const ROWS: usize>(
 
 /// Asks for the cache lines of `len` bytes.
 #[inline(always)]
-fn lines(at: *const u8, len: usize) {
+pub(super) fn lines(at: *const u8, len: usize) {
     for line in (0..len).step_by(64) {
         prefetch(at.wrapping_add(line));
     }

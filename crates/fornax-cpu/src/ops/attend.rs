@@ -11,6 +11,7 @@
 
 #![allow(clippy::needless_range_loop, reason = "registers are indexed in step, by constants")]
 
+use super::cells::{AsF16, AsF32, AsQ8, Cell, Elements};
 use super::lanes::Lanes;
 use super::math;
 
@@ -22,18 +23,6 @@ pub(crate) const SPLIT: usize = 256;
 pub(crate) const QUERIES: usize = 24;
 /// Elements before the values of a stored part: its maximum, its sum, and room to stay aligned.
 const HEAD: usize = 16;
-
-/// How the cache stores an element.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Cell {
-    /// f32.
-    F32,
-    /// f16.
-    F16,
-    /// i8 with an f16 scale for 32 elements of a head: scales behind the elements,
-    /// `[block of 32 elements][32 tokens]`.
-    Q8,
-}
 
 /// One call: `rows` rows × `heads` query heads against one key head.
 pub(crate) struct Attend<'a> {
@@ -112,48 +101,6 @@ impl Scratch {
         self.max[..queries].fill(f32::NEG_INFINITY);
         self.total[..queries].fill(0.0);
         self.sum[..queries * v_stride].fill(0.0);
-    }
-}
-
-/// Elements of the cache as floats, sixteen at a time.
-trait Elements {
-    /// Whether scales lie behind the elements.
-    const SCALED: bool;
-
-    unsafe fn load<L: Lanes>(at: *const u8, ix: usize) -> L;
-}
-
-struct AsF32;
-struct AsF16;
-struct AsQ8;
-
-impl Elements for AsF32 {
-    const SCALED: bool = false;
-
-    #[inline(always)]
-    unsafe fn load<L: Lanes>(at: *const u8, ix: usize) -> L {
-        // SAFETY: the caller's word.
-        unsafe { L::load(at.cast::<f32>().add(ix)) }
-    }
-}
-
-impl Elements for AsF16 {
-    const SCALED: bool = false;
-
-    #[inline(always)]
-    unsafe fn load<L: Lanes>(at: *const u8, ix: usize) -> L {
-        // SAFETY: the caller's word.
-        unsafe { L::load_f16(at.cast::<u16>().add(ix)) }
-    }
-}
-
-impl Elements for AsQ8 {
-    const SCALED: bool = true;
-
-    #[inline(always)]
-    unsafe fn load<L: Lanes>(at: *const u8, ix: usize) -> L {
-        // SAFETY: the caller's word.
-        unsafe { L::load_i8(at.cast::<i8>().add(ix)) }
     }
 }
 

@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use fornax_plan::{Error, KvType, Result};
 
-use super::VectorOps;
-use super::attend::{Attend, BLOCK, Cell, QUERIES, Scratch};
+use super::attend::{Attend, BLOCK, QUERIES, Scratch};
+use super::{Cell, VectorOps};
 use crate::isa::Isa;
 use crate::matrix::Memory;
 

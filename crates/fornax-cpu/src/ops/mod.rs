@@ -5,6 +5,7 @@
 //! rest is plain Rust. Both give the same bits on every tier.
 
 mod attend;
+mod cells;
 mod lanes;
 mod math;
 pub(crate) mod measure;
@@ -15,7 +16,8 @@ mod arm;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub(crate) use attend::{Attend, BLOCK, Cell, QUERIES, SPLIT, Scratch, part_len, splits};
+pub(crate) use attend::{Attend, BLOCK, QUERIES, SPLIT, Scratch, part_len, splits};
+pub(crate) use cells::Cell;
 
 use fornax_plan::Activation;
 
