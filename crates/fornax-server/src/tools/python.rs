@@ -169,19 +169,21 @@ impl<'a> Reader<'a> {
 
     fn escape(&mut self, c: char, out: &mut String) -> Option<()> {
         let digits = match c {
-            'n' => return Some(out.push('\n')),
-            't' => return Some(out.push('\t')),
-            'r' => return Some(out.push('\r')),
-            'b' => return Some(out.push('\u{8}')),
-            'f' => return Some(out.push('\u{c}')),
-            '\n' => return Some(()),
-            '\\' | '\'' | '"' | '/' => return Some(out.push(c)),
             'x' => 2,
             'u' => 4,
             'U' => 8,
             _ => {
-                out.push('\\');
-                return Some(out.push(c));
+                match c {
+                    'n' => out.push('\n'),
+                    't' => out.push('\t'),
+                    'r' => out.push('\r'),
+                    'b' => out.push('\u{8}'),
+                    'f' => out.push('\u{c}'),
+                    '\n' => {}
+                    '\\' | '\'' | '"' | '/' => out.push(c),
+                    _ => out.extend(['\\', c]),
+                }
+                return Some(());
             }
         };
         let hex = |text: &str| u32::from_str_radix(text.get(..digits)?, 16).ok();

@@ -400,7 +400,7 @@ fn any_text_is_read_alike_however_it_is_cut() {
         let format = TurnFormat::of(&tokenizer, template, "", &tools(false), &Choice::Auto, false);
         for _ in 0..1500 {
             let answer: String = (0..1 + random(12)).map(|_| WORDS[random(WORDS.len())]).collect();
-            let whole = gather(&format, &[answer.clone()]);
+            let whole = gather(&format, std::slice::from_ref(&answer));
             for cuts in [u64::MAX, random(usize::MAX) as u64] {
                 assert_eq!(
                     gather(&format, &cut(&answer, cuts)),

@@ -27,11 +27,11 @@ pub(super) fn to_lark(text: &str, token: &dyn Fn(&str) -> Option<u32>) -> Result
     })?;
     let writer = Writer { regular: regular(&rules), token };
     let mut out = format!("start: {}\n", writer.name(root));
-    for number in 0..rules.len() {
+    for (number, rule) in rules.iter().enumerate() {
         let body = if writer.regular[number] {
-            writer.terminal(&rules[number].body)
+            writer.terminal(&rule.body)
         } else {
-            writer.rule(&rules[number].body)?
+            writer.rule(&rule.body)?
         };
         let _ = writeln!(out, "{}: {body}", writer.name(number));
     }
