@@ -210,7 +210,7 @@ fn measure(device: &CudaDevice, plan: &Plan, label: &str, case: &Case) -> Result
         }
     }
     let prompt = f64::from(case.depth * case.rows) / began.elapsed().as_secs_f64();
-    let mut run = |program: &mut Box<dyn Program>| -> Result<f64, String> {
+    let mut run = |program: &mut Box<dyn Program>| -> Result<(f64, Vec<u32>), String> {
         let steps: Vec<SeqStep<'_>> = (0..case.rows)
             .map(|row| SeqStep {
                 slot: SlotId(row),
@@ -226,19 +226,24 @@ fn measure(device: &CudaDevice, plan: &Plan, label: &str, case: &Case) -> Result
         let began = Instant::now();
         let ticket = program.submit(&steps).map_err(told)?;
         program.wait(ticket, &mut out).map_err(told)?;
-        Ok(began.elapsed().as_secs_f64())
+        Ok((began.elapsed().as_secs_f64(), out.tokens.iter().map(|t| t.token).collect()))
     };
-    run(&mut program)?;
+    let (_, first) = run(&mut program)?;
     let mut best = f64::INFINITY;
     let mut all = Vec::new();
     for _ in 0..reps {
-        all.push(run(&mut program)?);
-        best = best.min(all[all.len() - 1]);
+        let (seconds, ids) = run(&mut program)?;
+        if ids != first {
+            let at = ids.iter().zip(&first).position(|(a, b)| a != b);
+            println!("{label}: repeats chose other tokens, first at {at:?}");
+        }
+        all.push(seconds);
+        best = best.min(seconds);
     }
     all.sort_by(f64::total_cmp);
     let step = all[reps / 2] / f64::from(chain);
     let bytes = plan.bytes_per_token() as f64;
-    let ids: Vec<u32> = out.tokens.iter().take(6).map(|t| t.token).collect();
+    let ids = &first[..6.min(first.len())];
     println!(
         "{label:<34} {:8.1} tok/s ({:.1} best) {:7.1} us/step {:5.2} TB/s | prompt {prompt:8.0} tok/s, prepare {prepared:.1} s | {ids:?}",
         f64::from(case.rows) / step,

@@ -101,6 +101,7 @@ __device__ inline float half_of(const void* p) { return half_to_float(*(const u1
 
 struct P_Q8_0 {  // A, B, f16 d
     static const u32 SLOT = 1088;
+    static const bool SUMS = false;
     __device__ static void copy(u32 to, const Where& p, u32 lane) {
         copy16(to + lane * 16, p.w + (u64)p.blk * 16);
         copy16(to + 512 + lane * 16, p.w + p.blocks * 16 + (u64)p.blk * 16);
@@ -124,6 +125,7 @@ struct P_Q8_0 {  // A, B, f16 d
 
 struct P_Q4_0 {  // A, f16 d
     static const u32 SLOT = 576;
+    static const bool SUMS = true;
     __device__ static void copy(u32 to, const Where& p, u32 lane) {
         copy16(to + lane * 16, p.w + (u64)p.blk * 16);
         if (!(lane & 1)) copy4(to + 512 + lane * 2, p.w + p.blocks * 16 + (u64)p.even() * 2);
@@ -146,6 +148,7 @@ struct P_Q4_0 {  // A, f16 d
 
 struct P_Q4_1 {  // A, f16 d and m
     static const u32 SLOT = 640;
+    static const bool SUMS = true;
     __device__ static void copy(u32 to, const Where& p, u32 lane) {
         copy16(to + lane * 16, p.w + (u64)p.blk * 16);
         copy4(to + 512 + lane * 4, p.w + p.blocks * 16 + (u64)p.blk * 4);
@@ -169,6 +172,7 @@ struct P_Q4_1 {  // A, f16 d and m
 
 struct P_Q5_0 {  // A, fifth bits, f16 d
     static const u32 SLOT = 704;
+    static const bool SUMS = true;
     __device__ static void copy(u32 to, const Where& p, u32 lane) {
         copy16(to + lane * 16, p.w + (u64)p.blk * 16);
         copy4(to + 512 + lane * 4, p.w + p.blocks * 16 + (u64)p.blk * 4);
@@ -196,6 +200,7 @@ struct P_Q5_0 {  // A, fifth bits, f16 d
 
 struct P_Q5_1 {  // A, fifth bits, f16 d and m
     static const u32 SLOT = 768;
+    static const bool SUMS = true;
     __device__ static void copy(u32 to, const Where& p, u32 lane) {
         copy16(to + lane * 16, p.w + (u64)p.blk * 16);
         copy4(to + 512 + lane * 4, p.w + p.blocks * 16 + (u64)p.blk * 4);
@@ -224,6 +229,7 @@ struct P_Q5_1 {  // A, fifth bits, f16 d and m
 
 struct P_MXFP4 {  // A, 8-bit exponent (rows padded to a multiple of four)
     static const u32 SLOT = 544;
+    static const bool SUMS = false;
     __device__ static u32 padded(const Where& p) { return p.blk + p.row * (-p.nb & 3); }
     __device__ static void copy(u32 to, const Where& p, u32 lane) {
         copy16(to + lane * 16, p.w + (u64)p.blk * 16);
@@ -269,6 +275,7 @@ __device__ inline void scale_min_of(u32 s0, u32 s1, u32 s2, u32 j, u32& scale, u
 
 struct P_Q4_K {  // A, then 16 bytes for eight blocks: f16 d, f16 dmin, 12 bytes of scales
     static const u32 SLOT = 576;
+    static const bool SUMS = true;
     __device__ static void copy(u32 to, const Where& p, u32 lane) {
         copy16(to + lane * 16, p.w + (u64)p.blk * 16);
         if (!(lane & 7)) copy16(to + 512 + lane * 2, p.w + p.blocks * 16 + (u64)p.blk * 2);
@@ -299,6 +306,7 @@ struct P_Q4_K {  // A, then 16 bytes for eight blocks: f16 d, f16 dmin, 12 bytes
 
 struct P_Q5_K {  // A, fifth bits, the header of Q4_K
     static const u32 SLOT = 704;
+    static const bool SUMS = true;
     __device__ static void copy(u32 to, const Where& p, u32 lane) {
         copy16(to + lane * 16, p.w + (u64)p.blk * 16);
         copy4(to + 512 + lane * 4, p.w + p.blocks * 16 + (u64)p.blk * 4);
@@ -328,6 +336,7 @@ struct P_Q5_K {  // A, fifth bits, the header of Q4_K
 
 struct P_Q6_K {  // A, 8 bytes of upper pairs, two signed scales, f16 d for eight blocks (rows padded to even)
     static const u32 SLOT = 848;
+    static const bool SUMS = true;
     __device__ static u64 d_at(const Where& p) {
         u32 supers = p.nb / 8;
         return p.blocks * 26 + 2 * (u64)(p.blk / 8 + p.row * (supers & 1));

@@ -9,6 +9,7 @@ use fornax_plan::Result;
 use crate::compiler::Compiler;
 use crate::driver::{Gpu, Module};
 use crate::fast::planes;
+use crate::fast::stage::{ROWS_THREADS, THREADS};
 
 /// Headers by the names under which the sources include them.
 pub(crate) static HEADERS: &[(&str, &str)] = &[
@@ -89,8 +90,9 @@ pub(crate) fn decode_defines(
     kv: &'static str,
     (rows, depth): (u32, u32),
     types: &[TensorType],
-) -> [Define; 6] {
+) -> [Define; 7] {
     [
+        Define::number("THREADS_AT_ONCE", THREADS),
         Define::number("DIM", dim),
         Define::number("HEADS_PER_KV", share),
         Define::text("Kv", kv),
@@ -106,8 +108,13 @@ pub(crate) fn slot(types: &[TensorType]) -> u32 {
 }
 
 /// The constants of the kernel for any number of rows.
-pub(crate) fn rows_defines(depth: u32) -> [Define; 2] {
-    [Define::number("DEPTH", depth), Define::number("SLOT_BYTES", slot(planes::PLANED))]
+pub(crate) fn rows_defines(rows: u32, depth: u32) -> [Define; 4] {
+    [
+        Define::number("ROWS_AT_ONCE", rows),
+        Define::number("THREADS_AT_ONCE", ROWS_THREADS),
+        Define::number("DEPTH", depth),
+        Define::number("SLOT_BYTES", slot(planes::PLANED)),
+    ]
 }
 
 /// The fast kernels of common models: what is compiled ahead, and what the checks compile.
@@ -116,22 +123,22 @@ pub fn variants() -> Vec<Variant> {
     let all = || planes::PLANED.to_vec();
     let mut list = vec![
         Variant { name: "retile", types: all(), defines: Vec::new() },
-        Variant { name: "rows", types: all(), defines: rows_defines(4).to_vec() },
+        Variant { name: "rows", types: all(), defines: rows_defines(8, 4).to_vec() },
     ];
     let sets = [vec![Q8_0], vec![Q4_K, Q6_K], vec![Q4_K], vec![Q4_0]];
     for (types, shape, kv, rows) in [
-        (0, (128, 2), "KvF16", (1, 8)),
-        (0, (128, 2), "KvQ8", (1, 8)),
-        (0, (128, 4), "KvF16", (1, 8)),
-        (0, (64, 4), "KvF16", (1, 8)),
-        (0, (64, 3), "KvF16", (1, 8)),
-        (0, (64, 7), "KvF16", (1, 8)),
-        (0, (256, 4), "KvF16", (1, 8)),
-        (0, (128, 2), "KvF32", (4, 8)),
-        (1, (128, 4), "KvF16", (1, 8)),
-        (2, (128, 4), "KvF16", (1, 8)),
-        (2, (64, 4), "KvF16", (1, 8)),
-        (3, (128, 2), "KvF16", (1, 8)),
+        (0, (128, 2), "KvF16", (1, 16)),
+        (0, (128, 2), "KvQ8", (1, 16)),
+        (0, (128, 4), "KvF16", (1, 16)),
+        (0, (64, 4), "KvF16", (1, 16)),
+        (0, (64, 3), "KvF16", (1, 16)),
+        (0, (64, 7), "KvF16", (1, 16)),
+        (0, (256, 4), "KvF16", (1, 16)),
+        (0, (128, 2), "KvF32", (4, 16)),
+        (1, (128, 4), "KvF16", (1, 16)),
+        (2, (128, 4), "KvF16", (1, 16)),
+        (2, (64, 4), "KvF16", (1, 16)),
+        (3, (128, 2), "KvF16", (1, 16)),
     ] {
         let defines = decode_defines(shape, kv, rows, &sets[types]).to_vec();
         list.push(Variant { name: "decode", types: sets[types].clone(), defines });

@@ -14,8 +14,7 @@ use fornax_plan::{
 };
 
 use crate::driver::{Event, Gpu, Graph, Pinned};
-use crate::fast::decode::ROWS_MAX;
-use crate::fast::stage::THREADS;
+use crate::fast::stage::ROWS_THREADS;
 use crate::feed::{self, CHOSEN, Feed, NONE, OUT, ROW, Shape, UNUSABLE};
 use crate::prepare::{Action, Extent, KV_BLOCK, Place, Prepared};
 use crate::slots::Slots;
@@ -263,9 +262,16 @@ impl CudaProgram {
                     if let (Some(kernel), 1..) = (&self.prepared.rows, n) {
                         let mut words = kernel.args();
                         words[0] = n;
-                        let grid = (self.gpu.units, n.div_ceil(ROWS_MAX));
+                        let grid = (self.gpu.units, n.div_ceil(kernel.rows));
                         let shared = kernel.room.bytes;
-                        self.gpu.launch(&kernel.stage, grid, THREADS, shared, &words, &[*at])?;
+                        self.gpu.launch(
+                            &kernel.stage,
+                            grid,
+                            ROWS_THREADS,
+                            shared,
+                            &words,
+                            &[*at],
+                        )?;
                     }
                     *op
                 }

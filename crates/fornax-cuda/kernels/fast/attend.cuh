@@ -1,8 +1,8 @@
 // Attention of single rows over the paged cache, with what comes before it: head norms, rotary positions, and the
 // append of the row's own key and value.
 //
-// A block takes one KV head of one row and one part of its context, for all query heads that share the KV head. Keys
-// are spread over groups of DIM / 8 lanes; a lane keeps 8 elements of each query head and of its running mean. The
+// A block takes one KV head of one row and one part of its context, for all query heads that share the KV head. Four
+// neighbouring keys at a time go to a group of DIM / 8 lanes; a lane keeps 8 elements of each query head and of its running mean. The
 // first keys are read before the queries exist. Parts leave unnormalised means with maximum (of log2 scores) and sum;
 // up to four are put together by the stage that reads them, more by the last block to finish.
 #pragma once
@@ -13,9 +13,7 @@
 #define HEADS_PER_KV 2
 #define Kv KvF16
 #endif
-#ifndef SPLIT_KEYS
-#define SPLIT_KEYS 128
-#endif
+// CAPPED is defined where scores are capped.
 
 static const u32 KV_BLOCK = 64;
 static const u32 LANES = DIM / 8, PER_WARP = 32 / LANES;
@@ -110,10 +108,16 @@ struct KvQ8 {
     }
 };
 
-// Parts of a context of `past` keys.
+// Parts of a context of `past` keys: enough that a few keys are all that a warp has to do, and few enough that the next
+// stage puts them together; for long contexts as many as there are.
 __device__ inline u32 parts_of(u32 past, u32 most) {
-    u32 n = (past + SPLIT_KEYS - 1) / SPLIT_KEYS;
-    return max(min(n, min(most, PARTS)), 1u);
+    u32 n = past <= 512 ? min((past + 31) / 32, PARTS_DIRECT) : min((past + 63) / 64, PARTS);
+    return max(min(n, most), 1u);
+}
+__device__ inline float power2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 __device__ inline u32 first_key(const Stage& s, u32 pos) {
     return s.window && pos + 1 > s.window ? pos + 1 - s.window : 0;
@@ -134,52 +138,35 @@ __device__ inline u64 token_place(const u32* table, u32 pos) {
     return (u64)__ldg(table + pos / KV_BLOCK) * KV_BLOCK + pos % KV_BLOCK;
 }
 
-// Loads head `head` of `x`, norms and turns it, into shared memory. One warp.
+// Loads a head, norms it, and turns `pairs` of its pairs, into shared memory. One warp.
 __device__ inline void turn_head(const Stage& s, const float* x, const float* norm, const float2* turns, float scale,
-                                 bool turned, float* to, u32 lane) {
-    float a[(DIM + 63) / 64], b[(DIM + 63) / 64], square = 0.0f;
+                                 u32 pairs, float* to, u32 lane) {
+    static const u32 N = (DIM + 63) / 64;
+    float a[N], b[N], na[N], nb[N], square = 0.0f;
+    float2 turn[N];
+    u32 i[N], k[N];
 #pragma unroll
-    for (u32 j = 0; j < (DIM + 63) / 64; j++) {
-        u32 p = lane + 32 * j;
-        if (p >= DIM / 2) break;
-        bool rotated = p < s.pairs;
-        u32 i = rotated ? (s.halves ? p : 2 * p) : 2 * p, k = rotated && s.halves ? p + s.pairs : i + 1;
-        a[j] = fresh(x + i);
-        b[j] = fresh(x + k);
-        square += a[j] * a[j] + b[j] * b[j];
+    for (u32 j = 0; j < N; j++) {
+        u32 p = min(lane + 32 * j, (u32)DIM / 2 - 1);
+        bool halves = s.halves && p < pairs;
+        i[j] = halves ? p : 2 * p;
+        k[j] = halves ? p + pairs : 2 * p + 1;
+        a[j] = fresh(x + i[j]);
+        b[j] = fresh(x + k[j]);
+        turn[j] = {1.0f, 0.0f};
+        if (p < pairs) turn[j] = turns[p];
+        na[j] = norm ? __ldg(norm + i[j]) : 1.0f;
+        nb[j] = norm ? __ldg(norm + k[j]) : 1.0f;
+        // Heads of 32 have half as many pairs as there are lanes.
+        if (lane + 32 * j < DIM / 2) square += a[j] * a[j] + b[j] * b[j];
     }
-    float factor = scale;
-    if (norm) factor *= 1.0f / sqrtf(warp_sum(square) / (float)DIM + s.eps);
+    if (norm) scale *= rsqrtf(warp_sum(square) / (float)DIM + s.eps);
 #pragma unroll
-    for (u32 j = 0; j < (DIM + 63) / 64; j++) {
-        u32 p = lane + 32 * j;
-        if (p >= DIM / 2) break;
-        bool rotated = p < s.pairs;
-        u32 i = rotated ? (s.halves ? p : 2 * p) : 2 * p, k = rotated && s.halves ? p + s.pairs : i + 1;
-        float u = a[j] * factor, v = b[j] * factor;
-        if (norm) {
-            u *= __ldg(norm + i);
-            v *= __ldg(norm + k);
-        }
-        if (rotated && turned) {
-            float2 t = turns[p];
-            float c = u * t.x - v * t.y;
-            v = u * t.y + v * t.x;
-            u = c;
-        }
-        to[i] = u;
-        to[k] = v;
+    for (u32 j = 0; j < N; j++) {
+        float u = a[j] * scale * na[j], v = b[j] * scale * nb[j];
+        to[i[j]] = u * turn[j].x - v * turn[j].y;
+        to[k[j]] = u * turn[j].y + v * turn[j].x;
     }
-}
-
-// Returns when `target` arrivals were counted. Called by whole blocks.
-__device__ inline void await(const u32* counter, u32 target) {
-    if (threadIdx.x == 0) {
-        u32 v;
-        do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(counter) : "memory");
-        while (v < target);
-    }
-    __syncthreads();
 }
 
 // One job of the stage, which waits for the stage before it as late as it can.
@@ -194,38 +181,41 @@ __device__ __noinline__ void attend(const Stage& s, const Attend& c, u32 row, u3
     Row r = c.rows[row];
     const u32* table = c.tables + s.group * c.group_words + r.seq * c.stride;
     const u8 *keys = (const u8*)s.w0, *values = (const u8*)s.w1;
-    u32 width = s.kv_heads * DIM, from = first_key(s, r.pos), past = r.pos - from;
-    u32 share = (past + parts - 1) / parts, k0 = from + min(part * share, past), k1 = from + min((part + 1) * share, past);
+    u32 width = s.kv_heads * DIM, from = first_key(s, r.pos), start = from & ~3u, past = r.pos - start;
+    u32 share = ((past + parts - 1) / parts + 3) & ~3u, k0 = start + part * share, k1 = min(k0 + share, r.pos);
     bool last = part == parts - 1;
     typename Kv::Eight k[AT_ONCE], v[AT_ONCE];
-    auto fetch = [&](u32 base) {
+    // Four neighbours are of one block of the cache.
+    auto fetch = [&](u32 key) {
+        if (key >= k1) return;
+        u64 at = token_place(table, key);
 #pragma unroll
         for (u32 i = 0; i < AT_ONCE; i++) {
-            u32 key = min(base + i * GROUPS + group, k1 - 1);
-            if (base + i * GROUPS < k1) {
-                u64 at = token_place(table, key);
-                k[i] = Kv::load(keys, c.tokens, width, at, kv_head * DIM + e);
-                v[i] = Kv::load(values, c.tokens, width, at, kv_head * DIM + e);
-            }
+            // A key behind the last is read as the last, and counts for nothing.
+            u64 own = at + min(i, k1 - 1 - key);
+            k[i] = Kv::load(keys, c.tokens, width, own, kv_head * DIM + e);
+            v[i] = Kv::load(values, c.tokens, width, own, kv_head * DIM + e);
         }
     };
-    if (k0 < k1) fetch(k0);
+    fetch(k0 + group * AT_ONCE);
+    MARK(5, 4);
     await(counter, target);
+    MARK(5, 0);
     float factor = s.scale * (s.softcap != 0.0f ? 1.0f : LOG2E);
     const float2* turns = c.turns + ((u64)s.rope * c.turn_rows + row) * c.turn_pairs;
-    for (u32 item = warp; item < HEADS_PER_KV + 2; item += WARPS) {
-        float* to = query + item * DIM;
-        if (item < HEADS_PER_KV) {
-            u32 head = kv_head * HEADS_PER_KV + item;
-            turn_head(s, (const float*)s.x + ((u64)row * s.heads + head) * DIM, (const float*)s.norm, turns, factor, true, to, lane);
-        } else if (last && item == HEADS_PER_KV) {
-            turn_head(s, (const float*)s.x1 + ((u64)row * s.kv_heads + kv_head) * DIM, (const float*)s.norm1, turns, 1.0f, true, to, lane);
-        } else if (last) {
-            for (u32 i = lane; i < DIM; i += 32) to[i] = fresh((const float*)s.x2 + ((u64)row * s.kv_heads + kv_head) * DIM + i);
-        }
+    // Query heads, then, for the part that appends them, the key and the value. Neither norm nor turn touches a value.
+    u32 items = last ? HEADS_PER_KV + 2 : HEADS_PER_KV;
+#pragma unroll 1
+    for (u32 item = warp; item < items; item += WARPS) {
+        bool is_query = item < HEADS_PER_KV, is_value = item > HEADS_PER_KV;
+        u64 head = is_query ? (u64)row * s.heads + kv_head * HEADS_PER_KV + item : (u64)row * s.kv_heads + kv_head;
+        const float* from = (const float*)(is_query ? s.x : is_value ? s.x2 : s.x1) + head * DIM;
+        const float* norm = (const float*)(is_query ? s.norm : is_value ? 0 : s.norm1);
+        turn_head(s, from, norm, turns, is_query ? factor : 1.0f, is_value ? 0 : s.pairs, query + item * DIM, lane);
     }
     __syncthreads();
     if (last) {
+#pragma unroll 1
         for (u32 i = t; i < 2 * DIM; i += THREADS) {
             u32 which = i / DIM, el = i % DIM;
             float* at = query + (HEADS_PER_KV + which) * DIM + el;
@@ -233,6 +223,7 @@ __device__ __noinline__ void attend(const Stage& s, const Attend& c, u32 row, u3
         }
         __syncthreads();
     }
+    MARK(5, 1);
     float q[OWN][8], mix[OWN][8], top[OWN], sum[OWN];
 #pragma unroll
     for (u32 h = 0; h < OWN; h++) {
@@ -245,7 +236,11 @@ __device__ __noinline__ void attend(const Stage& s, const Attend& c, u32 row, u3
         top[h] = -1e30f;
         sum[h] = 0.0f;
     }
+#ifdef CAPPED
     auto capped = [&](float x) { return s.softcap != 0.0f ? s.softcap * tanhf(x / s.softcap) * LOG2E : x; };
+#else
+    auto capped = [](float x) { return x; };
+#endif
     if (last && group == 0) {  // the row's own key
 #pragma unroll
         for (u32 h = 0; h < OWN; h++) {
@@ -263,47 +258,51 @@ __device__ __noinline__ void attend(const Stage& s, const Attend& c, u32 row, u3
     __syncwarp();
 #pragma unroll 1
     for (u32 base = k0; base < k1; base += GROUPS * AT_ONCE) {
-        if (base != k0) fetch(base);
+        u32 key = base + group * AT_ONCE;
+        if (base != k0) fetch(key);
+        // Whole warps pass over what is behind the last key.
+        if (base + group / PER_WARP * PER_WARP * AT_ONCE >= k1) break;
         float score[AT_ONCE][OWN];
 #pragma unroll
         for (u32 i = 0; i < AT_ONCE; i++) {
-            if (base + i * GROUPS >= k1) {
-#pragma unroll
-                for (u32 h = 0; h < OWN; h++) score[i][h] = -1e30f;
-                continue;
-            }
             float f[8];
             Kv::unpack(k[i], f);
-            bool in = base + i * GROUPS + group < k1;
 #pragma unroll
             for (u32 h = 0; h < OWN; h++) {
                 float x = 0.0f;
 #pragma unroll
                 for (u32 j = 0; j < 8; j++) x = fmaf(q[h][j], f[j], x);
-#pragma unroll
-                for (u32 d = 1; d < LANES; d *= 2) x += __shfl_xor_sync(0xffffffffu, x, d);
-                score[i][h] = in ? capped(x) : -1e30f;
+                score[i][h] = x;
             }
         }
+#pragma unroll
+        for (u32 d = 1; d < LANES; d *= 2)
+#pragma unroll
+            for (u32 i = 0; i < AT_ONCE; i++)
+#pragma unroll
+                for (u32 h = 0; h < OWN; h++) score[i][h] += __shfl_xor_sync(0xffffffffu, score[i][h], d);
 #pragma unroll
         for (u32 h = 0; h < OWN; h++) {
             float high = top[h];
 #pragma unroll
-            for (u32 i = 0; i < AT_ONCE; i++) high = fmaxf(high, score[i][h]);
-            float keep = exp2f(top[h] - high);
+            for (u32 i = 0; i < AT_ONCE; i++) {
+                score[i][h] = key + i < k1 && key + i >= from ? capped(score[i][h]) : -1e30f;
+                high = fmaxf(high, score[i][h]);
+            }
+            float keep = power2(top[h] - high);
             top[h] = high;
             sum[h] *= keep;
 #pragma unroll
             for (u32 j = 0; j < 8; j++) mix[h][j] *= keep;
 #pragma unroll
             for (u32 i = 0; i < AT_ONCE; i++) {
-                score[i][h] = score[i][h] > -1e29f ? exp2f(score[i][h] - high) : 0.0f;
+                score[i][h] = score[i][h] > -1e29f ? power2(score[i][h] - high) : 0.0f;
                 sum[h] += score[i][h];
             }
         }
+        if (key >= k1) continue;
 #pragma unroll
         for (u32 i = 0; i < AT_ONCE; i++) {
-            if (base + i * GROUPS >= k1) continue;
             float f[8];
             Kv::unpack(v[i], f);
 #pragma unroll
@@ -312,47 +311,52 @@ __device__ __noinline__ void attend(const Stage& s, const Attend& c, u32 row, u3
                 for (u32 j = 0; j < 8; j++) mix[h][j] = fmaf(score[i][h], f[j], mix[h][j]);
         }
     }
-    // The groups of a warp, then the warps of a set.
+    // The groups of a warp, then the warps of a set that had keys.
+    u32 busy = min(max((k1 > k0 ? k1 - k0 : 0) + PER_WARP * AT_ONCE - 1, PER_WARP * AT_ONCE) / (PER_WARP * AT_ONCE), SET_WARPS);
+    if (warp % SET_WARPS < busy) {
 #pragma unroll
-    for (u32 h = 0; h < OWN; h++) {
+        for (u32 h = 0; h < OWN; h++) {
 #pragma unroll
-        for (u32 d = LANES; d < 32; d *= 2) {
-            float high = fmaxf(top[h], __shfl_xor_sync(0xffffffffu, top[h], d)), keep = exp2f(top[h] - high);
-            top[h] = high;
-            sum[h] *= keep;
-            sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], d);
+            for (u32 d = LANES; d < 32; d *= 2) {
+                float high = fmaxf(top[h], __shfl_xor_sync(0xffffffffu, top[h], d)), keep = power2(top[h] - high);
+                top[h] = high;
+                sum[h] *= keep;
+                sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], d);
 #pragma unroll
-            for (u32 j = 0; j < 8; j++) {
-                mix[h][j] *= keep;
-                mix[h][j] += __shfl_xor_sync(0xffffffffu, mix[h][j], d);
+                for (u32 j = 0; j < 8; j++) {
+                    mix[h][j] *= keep;
+                    mix[h][j] += __shfl_xor_sync(0xffffffffu, mix[h][j], d);
+                }
             }
-        }
-        if (sub == 0) {
-            float4* to = (float4*)(mixes + (warp * OWN + h) * DIM + e);
-            to[0] = {mix[h][0], mix[h][1], mix[h][2], mix[h][3]};
-            to[1] = {mix[h][4], mix[h][5], mix[h][6], mix[h][7]};
-        }
-        if (lane == 0) {
-            part_top[warp][h] = top[h];
-            part_sum[warp][h] = sum[h];
+            if (sub == 0) {
+                float4* to = (float4*)(mixes + (warp * OWN + h) * DIM + e);
+                to[0] = {mix[h][0], mix[h][1], mix[h][2], mix[h][3]};
+                to[1] = {mix[h][4], mix[h][5], mix[h][6], mix[h][7]};
+            }
+            if (lane == 0) {
+                part_top[warp][h] = top[h];
+                part_sum[warp][h] = sum[h];
+            }
         }
     }
     __syncthreads();
+    MARK(5, 2);
     u64 first_head = (u64)row * s.heads + kv_head * HEADS_PER_KV;
     const float* sinks = (const float*)s.bias;
+#pragma unroll 1
     for (u32 i = t; i < HEADS_PER_KV * DIM; i += THREADS) {
         u32 head = i / DIM, el = i % DIM, w0 = head / OWN * SET_WARPS, h = head % OWN;
         float sink = sinks && last ? __ldg(sinks + kv_head * HEADS_PER_KV + head) * LOG2E : -1e30f;
         float high = sink, all = 0.0f, mean = 0.0f;
-#pragma unroll
-        for (u32 w = 0; w < SET_WARPS; w++) high = fmaxf(high, part_top[w0 + w][h]);
-#pragma unroll
-        for (u32 w = 0; w < SET_WARPS; w++) {
-            float weight = exp2f(part_top[w0 + w][h] - high);
-            all = fmaf(weight, part_sum[w0 + w][h], all);
-            mean = fmaf(weight, mixes[((w0 + w) * OWN + h) * DIM + el], mean);
+#pragma unroll 2
+        for (u32 w = w0; w < w0 + busy; w++) high = fmaxf(high, part_top[w][h]);
+#pragma unroll 2
+        for (u32 w = w0; w < w0 + busy; w++) {
+            float weight = power2(part_top[w][h] - high);
+            all = fmaf(weight, part_sum[w][h], all);
+            mean = fmaf(weight, mixes[(w * OWN + h) * DIM + el], mean);
         }
-        if (sinks && last) all += exp2f(sink - high);
+        if (sinks && last) all += power2(sink - high);
         u64 at = (first_head + head) * PARTS + part;
         c.means[at * DIM + el] = mean;
         if (el == 0) {
@@ -360,6 +364,7 @@ __device__ __noinline__ void attend(const Stage& s, const Attend& c, u32 row, u3
             c.scales[at * 2 + 1] = all;
         }
     }
+    MARK(5, 6);
     if (parts <= PARTS_DIRECT) return;
     __threadfence();
     __syncthreads();
@@ -371,28 +376,19 @@ __device__ __noinline__ void attend(const Stage& s, const Attend& c, u32 row, u3
     }
     __syncthreads();
     if (!is_last) return;
+#pragma unroll 1
     for (u32 i = t; i < HEADS_PER_KV * DIM; i += THREADS) {
         u64 at = (first_head + i / DIM) * PARTS;
-        float m[PARTS], l[PARTS], x[PARTS], high = -1e30f;
-#pragma unroll
-        for (u32 p = 0; p < PARTS; p++)
-            if (p < parts) {
-                float2 ml = fresh2(c.scales + (at + p) * 2);
-                m[p] = ml.x;
-                l[p] = ml.y;
-                x[p] = fresh(c.means + (at + p) * DIM + i % DIM);
-            }
-#pragma unroll
-        for (u32 p = 0; p < PARTS; p++)
-            if (p < parts) high = fmaxf(high, m[p]);
-        float all = 0.0f, mean = 0.0f;
-#pragma unroll
-        for (u32 p = 0; p < PARTS; p++)
-            if (p < parts) {
-                float weight = exp2f(m[p] - high);
-                all = fmaf(weight, l[p], all);
-                mean = fmaf(weight, x[p], mean);
-            }
+        float high = -1e30f, all = 0.0f, mean = 0.0f;
+#pragma unroll 4
+        for (u32 p = 0; p < parts; p++) high = fmaxf(high, fresh(c.scales + (at + p) * 2));
+#pragma unroll 4
+        for (u32 p = 0; p < parts; p++) {
+            float2 ml = fresh2(c.scales + (at + p) * 2);
+            float weight = power2(ml.x - high);
+            all = fmaf(weight, ml.y, all);
+            mean = fmaf(weight, fresh(c.means + (at + p) * DIM + i % DIM), mean);
+        }
         __syncwarp();
         c.means[at * DIM + i % DIM] = mean;
         // Every thread has read the scales of its head before one of them is overwritten.

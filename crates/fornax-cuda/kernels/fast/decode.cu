@@ -20,13 +20,11 @@ __device__ inline void arrive(u32* counter) {
     if (threadIdx.x == 0) asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
 }
 
-// Row r of the round: its embedding, and sine and cosine of its position. One block.
-__device__ __noinline__ void begin_row(const StepArgs& a, u32 r, Row* rows, const u32* last, const u8* table, float* x,
-                                 const float* freqs, float2* turns) {
-    u32 token = fresh_word(&rows[r].token), pos = fresh_word(&rows[r].pos), t = threadIdx.x;
-    if (token == NONE) token = fresh_word(last + fresh_word(&rows[r].slot));
+// Row r of the round: the embedding of its token, and sine and cosine of its position. One block.
+__device__ __noinline__ void begin_row(const StepArgs& a, u32 r, u32 token, u32 pos, const u8* table, float* x,
+                                       const float* freqs, float2* turns) {
+    u32 t = threadIdx.x, nb = a.width / 32;
     if (token >= a.vocab) token = 0;
-    u32 nb = a.width / 32;
     for (u32 i = t; i < a.width; i += THREADS) {
         Where p = {table, (u64)a.vocab * nb, a.vocab, nb, token, token * nb + i / 32};
         float v = 0.0f;
@@ -48,10 +46,12 @@ __device__ __noinline__ void begin_row(const StepArgs& a, u32 r, Row* rows, cons
     }
 }
 
-// Chooses the token of wanted row r from the blocks' best, and makes the row that goes on with it. One block.
-__device__ __noinline__ void pick(const StepArgs& a, u32 r, const Best* bests, u32 blocks, Row* all_rows, const Wanted* wanted,
-                            u32* last, const u32* stops, const u32* stop, Out* outs) {
+// Chooses the token of wanted row r from the blocks' best, and makes the row that goes on with it. One block; `row` is
+// that row as the round began with it.
+__device__ __noinline__ u32 pick(const StepArgs& a, u32 r, const Best* bests, u32 blocks, const Row& row, Row* all_rows,
+                                 const Wanted* wanted, u32* last, const u32* stops, const u32* stop, Out* outs) {
     __shared__ Best parts[WARPS];
+    __shared__ u32 token;
     u32 t = threadIdx.x;
     Best b = {negative_infinity(), 0.0f, NONE, 0};
     if (t < blocks) {
@@ -60,50 +60,44 @@ __device__ __noinline__ void pick(const StepArgs& a, u32 r, const Best* bests, u
         b.sum = v.y;
         b.at = __float_as_uint(v.z);
     }
-    b = best_of_warp(b);
-    if (t % 32 == 0) parts[t / 32] = b;
+    // Loaded while the best are on their way.
+    Wanted w = wanted[r];
+    u32 stopped = *(volatile const u32*)(stop + row.slot);
+    const u32* listed = stops + (u64)row.seq * STOPS;
+    u32 entry = t < STOPS ? __ldg(listed + t) : 0, entries = __shfl_sync(0xffffffffu, entry, 0);
+    if (t < 256) {
+        b = best_of_warp(b);
+        if (t % 32 == 0) parts[t / 32] = b;
+    }
     __syncthreads();
-    if (t == 0) {
-        for (u32 i = 1; i < WARPS; i++) b = better_of(b, parts[i]);
-        Wanted w = wanted[r];
-        Row* from = &all_rows[a.base + w.row];
-        u32 left = fresh_word(&from->left), pos = fresh_word(&from->pos), seq = from->seq, slot = from->slot;
-        u32 round = fresh_word(&from->round);
-        if (w.kind & TOKEN && left != 0) {
-            bool usable = b.at != NONE;
-            u32 token = usable ? b.at : 0;
+    if (t < 32) {
+        Best none = {negative_infinity(), 0.0f, NONE, 0};
+        b = best_of_warp(t < 8 ? parts[t] : none);
+        bool usable = b.at != NONE;
+        u32 chosen = usable ? b.at : 0;
+        bool ends = __any_sync(0xffffffffu, t > 0 && t <= entries && entry == chosen);
+        if (t == 0) token = chosen;
+        if (t == 0 && w.kind & TOKEN && row.left != 0) {
             float logprob = w.kind & LOGPROB && usable ? -logf(b.sum) : __int_as_float(0x7fc00000);
-            u32 to = round == 0 ? r : a.out_first + (round - 1) * a.out_next + r;
-            Out chosen = {token, logprob, usable ? CHOSEN : UNUSABLE, pos + 1};
-            outs[to] = chosen;
-            if (w.kind & SETS_LAST) last[slot] = token;
+            u32 to = row.round == 0 ? r : a.out_first + (row.round - 1) * a.out_next + r;
+            Out out = {chosen, logprob, usable ? CHOSEN : UNUSABLE, row.pos + 1};
+            outs[to] = out;
+            if (w.kind & SETS_LAST) last[row.slot] = chosen;
             if (w.chain != NONE) {
-                bool ends = !usable || *(volatile const u32*)(stop + slot) >= w.ticket;
-                const u32* listed = stops + (u64)seq * STOPS;
-                for (u32 i = 0; i < listed[0]; i++) ends |= listed[1 + i] == token;
+                ends |= !usable || stopped >= w.ticket;
                 Row* chain = &all_rows[w.chain];
-                u32 more = fresh_word(&chain->left);
-                Row next = {token, pos + 1, seq, slot, ends ? 0 : more - 1, round + 1};
+                u32 more = a.base + r == w.chain ? row.left : fresh_word(&chain->left);
+                Row next = {chosen, row.pos + 1, row.seq, row.slot, ends ? 0 : more - 1, row.round + 1};
                 *chain = next;
             }
         }
     }
     __syncthreads();
+    return token;
 }
 
-// Where time goes, by kind of stage and phase, told at the end: for tuning alone.
 #ifdef TIMES
 extern "C" int printf(const char*, ...);
-struct Times {
-    long long at, sums[6][6];
-};
-__device__ inline void mark(Times& t, u32 kind, u32 phase) {
-    long long now = clock64();
-    if (threadIdx.x == 0) t.sums[kind][phase] += now - t.at, t.at = clock64();
-}
-#define MARK(kind, phase) mark(times, kind, phase)
-#else
-#define MARK(kind, phase)
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -113,8 +107,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ __align__(128) u8 room[];
     __shared__ Row rows[R];
 #ifdef TIMES
-    __shared__ Times times;
-    if (threadIdx.x < 36) (&times.sums[0][0])[threadIdx.x] = 0;
+    if (threadIdx.x < 48) (&times.sums[0][0])[threadIdx.x] = 0;
     if (threadIdx.x == 0) times.at = clock64();
     __syncthreads();
 #endif
@@ -131,11 +124,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     u32 opening = 0;
     while (held[opening].kind != KIND_DENSE) opening++;
-    Flow f = open_flow(held[opening], block, blocks);
-    prefetch(f, m.ring);
+    Way y = prefetch(held[opening], m.ring, block, blocks);
     Attend c = {rows, tables, a.group_words, a.stride, (u64)a.tokens_high << 32 | a.tokens_low, turns, a.turn_rows,
                 a.turn_pairs, means, scales, done};
-    if (block < a.rows) begin_row(a, block, given, last, table, x, freqs, turns);
+    if (block < a.rows) {
+        u32 token = given[block].token;
+        if (token == NONE) token = last[given[block].slot];
+        begin_row(a, block, token, given[block].pos, table, x, freqs, turns);
+    }
     arrive(counter);
     target += blocks;
     for (u32 round = 0; round < a.rounds; round++) {
@@ -167,14 +163,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 }
                 // A block that has nothing to do must not arrive twice before others arrive once.
                 if (!waited) await(counter, before);
-                MARK(5, 0);
+                MARK(5, 5);
                 arrive(counter);
                 MARK(5, 3);
                 target += blocks;
                 continue;
             }
-            if (i > 0) await(counter, before);
             if (s.kind == KIND_NORM) {
+                if (i > 0) await(counter, before);
                 for (u32 r = block; r < a.rows; r += blocks) {
                     norm_row(s, r, m, room);
                     __syncthreads();
@@ -191,37 +187,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             }
             [[maybe_unused]] u32 kind = s.epi == EPI_HEAD ? 4 : s.epi == EPI_GATED ? 2 : s.pro == PRO_NORM ? 0 : s.pro == PRO_MERGE ? 1 : 3;
             MARK(kind, 0);
-            round_input<R>(s, in, a.rows, m, room);
+            round_input<R>(s, in, a.rows, m, room, i > 0 ? counter : 0, before);
             MARK(kind, 1);
-            stream_any<R>(f, m, room);
+            float early = early_residual(s, y);
+            stream_any<R>(y, m, room);
             MARK(kind, 2);
-            finish_stage<R>(s, f, a.rows, m, room, bests, block, blocks);
+            finish_stage<R>(s, y, a.rows, m, room, bests, block, blocks, early);
             arrive(counter);
             MARK(kind, 3);
             target += blocks;
             // The next stage that reads weights; after the last one that is the first of the next round.
             u32 next = i + 1 == a.stages ? 0 : i + 1;
             while (held[next].kind != KIND_DENSE) next = next + 1 == a.stages ? 0 : next + 1;
-            f = open_flow(held[next], block, blocks);
-            prefetch(f, m.ring);
+            y = prefetch(held[next], m.ring, block, blocks);
             MARK(kind, 4);
         }
         await(counter, target);
-        MARK(5, 4);
+        MARK(4, 5);
         if (block < a.rows) {
-            pick(a, block, bests, blocks, all_rows, wanted, last, stops, stop, outs);
-            if (round + 1 < a.rounds) begin_row(a, block, given, last, table, x, freqs, turns);
+            u32 token = pick(a, block, bests, blocks, rows[block], all_rows, wanted, last, stops, stop, outs);
+            if (round + 1 < a.rounds) begin_row(a, block, token, rows[block].pos + 1, table, x, freqs, turns);
         }
         arrive(counter);
         target += blocks;
-        MARK(5, 5);
+        MARK(5, 7);
     }
 #ifdef TIMES
     if (t == 0 && (block == 0 || block == 100) && a.rounds > 1)
         for (u32 k = 0; k < 6; k++)
-            printf("block %d kind %d (qkv o gate down head other): wait %d input %d stream %d finish %d prefetch %d pick %d cycles a token\n", block, k,
-                   (int)(times.sums[k][0] / a.rounds), (int)(times.sums[k][1] / a.rounds), (int)(times.sums[k][2] / a.rounds),
-                   (int)(times.sums[k][3] / a.rounds), (int)(times.sums[k][4] / a.rounds), (int)(times.sums[k][5] / a.rounds));
+            for (u32 p = 0; p < 8; p++)
+                if (times.sums[k][p]) printf("block %d kind %d phase %d: %d cycles a token\n", block, k, p, (int)(times.sums[k][p] / a.rounds));
 #endif
     copies_wait<0>();
 }

@@ -1,7 +1,10 @@
-// Stages for any number of rows, eight at a time: what prompts are made of. And embedding rows out of planes.
+// Stages for any number of rows, up to eight at a time: what prompts are made of. And embedding rows out of planes.
 #include "stage.cuh"
 
-static const u32 R = 8;
+#ifndef ROWS_AT_ONCE
+#define ROWS_AT_ONCE 8
+#endif
+static const u32 R = ROWS_AT_ONCE;
 
 struct StageArgs {
     u32 rows, ring_at, x_at, part_at, norms_at, slots;
@@ -16,8 +19,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) stage_rows(StageArgs a,
     take_stages(stages, &s, 1);
     __syncthreads();
     u32 first = blockIdx.y * R, rows = min(R, a.rows - first);
-    Flow f = open_flow(s, blockIdx.x, gridDim.x);
-    prefetch(f, m.ring);
+    Way y = prefetch(s, m.ring, blockIdx.x, gridDim.x);
     if (threadIdx.x == 0) {
         s.x += (u64)first * s.nb * 128;
         if (s.residual) s.residual += (u64)first * s.width0 * 4;
@@ -27,9 +29,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) stage_rows(StageArgs a,
     }
     __syncthreads();
     Source in = {s.pro, s.dim, s.heads, 1, (const float*)s.x, (const float*)s.x1};
-    round_input<R>(s, in, rows, m, room);
-    stream_any<R>(f, m, room);
-    finish_stage<R>(s, f, rows, m, room, 0, blockIdx.x, gridDim.x);
+    round_input<R>(s, in, rows, m, room, 0, 0);
+    float early = early_residual(s, y);
+    stream_any<R>(y, m, room);
+    finish_stage<R>(s, y, rows, m, room, 0, blockIdx.x, gridDim.x, early);
     copies_wait<0>();
 }
 

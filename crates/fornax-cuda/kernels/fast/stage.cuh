@@ -1,10 +1,10 @@
 // One matrix product of up to R rows by a whole grid, out of planes: the piece that a decode step is made of.
 //
-// A block takes a contiguous share of the outputs, its warps contiguous shares of the chunks (32 blocks of 32 weights)
-// of those rows, so that every warp reads one stretch of memory and all have the same to do. Weights go to a ring in
+// A block takes a contiguous share of the outputs. Its rows are cut into chunks of 32 blocks of 32 weights, a block a
+// lane; a warp takes a contiguous share of the chunks, whatever rows they are of, and leaves one sum for each. Weights go to a ring in
 // shared memory by copies that need no register and are begun before the activations exist; activations are rounded to
 // 8-bit blocks once a block, as fornax_plan::q8 says; the factor of an RMS norm, which rounding does not see, multiplies
-// the result. A warp's sums over a row are put together in shared memory, and a thread finishes each output.
+// the result. A thread adds the sums of a row, always in the same order, and finishes the output.
 #pragma once
 #include "../planes.cuh"
 
@@ -15,7 +15,25 @@
 #define SLOT_BYTES 1088
 #endif
 
-static const u32 THREADS = 512, WARPS = THREADS / 32;
+#ifndef THREADS_AT_ONCE
+#define THREADS_AT_ONCE 256
+#endif
+static const u32 THREADS = THREADS_AT_ONCE, WARPS = THREADS / 32;
+
+// Where time goes, by kind of stage and phase, told at the end of `decode`: for tuning alone.
+#ifdef TIMES
+struct Times {
+    long long at, sums[6][8];
+};
+__shared__ Times times;
+__device__ inline void mark(u32 kind, u32 phase) {
+    long long now = clock64();
+    if (threadIdx.x == 0) times.sums[kind][phase] += now - times.at, times.at = clock64();
+}
+#define MARK(kind, phase) mark(kind, phase)
+#else
+#define MARK(kind, phase)
+#endif
 
 // What a stage does with its input, and with its sums.
 static const u32 PRO_ROUND = 0, PRO_NORM = 1, PRO_MERGE = 2;
@@ -36,7 +54,9 @@ struct Stage {
     u32 width0, width1, width2;
     u32 heads, kv_heads, dim, window, group, rope, pairs, halves;
     float alpha, limit, scale, softcap, eps;
-    u32 spare0, spare1, spare2, spare3;
+    // Outputs (pairs of them) of a block, times 2^20: of the first matrix's blocks and of the second's.
+    u32 step0, step1;
+    u32 spare0, spare1;
 };
 
 // The best logit of a block's share, and the sum of exponentials relative to it.
@@ -71,64 +91,77 @@ __device__ inline u32 fresh_word(const u32* p) {
     return v;
 }
 
-// A warp's way through the chunks of its block's share.
-struct Flow {
-    u32 second, type, first, n, per_row, per_warp, from, end;
-    // What is copied next: where the lane's block is, the chunk, its place in the row, the slot it goes to.
+// Returns when `target` arrivals were counted. Called by whole blocks.
+__device__ inline void await(const u32* counter, u32 target) {
+    if (threadIdx.x == 0) {
+        u32 v;
+        do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(counter) : "memory");
+        while (v < target);
+    }
+    __syncthreads();
+}
+
+// What a warp does in a stage: chunks `from` .. `end` of its block's rows, and what it copies next.
+struct Way {
     Where p;
-    u32 next, next_part, next_slot;
+    u32 first, n, per_row;  // the block's rows; chunks of a row
+    u32 from, end, part;    // `part` of its row is chunk `from`
+    u32 next_left, next_part, next_slot;
+    u32 type, second;
 };
 
-__device__ inline Flow open_flow(const Stage& s, u32 block, u32 blocks) {
-    Flow f;
-    f.second = block >= s.blocks0;
-    f.type = f.second ? s.type1 : s.type0;
-    u32 ix = f.second ? block - s.blocks0 : block, count = f.second ? blocks - s.blocks0 : s.blocks0;
-    u32 unit = s.epi == EPI_GATED ? 2 : 1, rows = f.second ? s.outs1 : s.outs0, jobs = rows / unit;
-    u32 a = ix * jobs / count, b = (ix + 1) * jobs / count;
-    f.first = a * unit;
-    f.n = (b - a) * unit;
-    f.per_row = (s.nb + 31) / 32;
-    u32 all = f.n * f.per_row;
-    f.per_warp = max((all + WARPS - 1) / WARPS, 1u);
-    f.from = min(threadIdx.x / 32 * f.per_warp, all);
-    f.end = min(f.from + f.per_warp, all);
-    f.next = f.from;
-    f.next_part = f.from % f.per_row;
-    f.next_slot = 0;
-    u32 at = f.first + f.from / f.per_row;
-    f.p = {(const u8*)(f.second ? s.w1 : s.w0), (u64)rows * s.nb, rows, s.nb, at,
-           at * s.nb + f.next_part * 32 + threadIdx.x % 32};
-    return f;
+__device__ inline Way way_of(const Stage& s, u32 block, u32 blocks) {
+    Way y;
+    y.second = block >= s.blocks0;
+    u32 ix = y.second ? block - s.blocks0 : block, step = y.second ? s.step1 : s.step0;
+    u32 unit = s.epi == EPI_GATED ? 1 : 0, rows = y.second ? s.outs1 : s.outs0, nb = s.nb;
+    y.first = (u32)((u64)ix * step >> 20) << unit;
+    y.n = ((u32)((u64)(ix + 1) * step >> 20) << unit) - y.first;
+    y.type = y.second ? s.type1 : s.type0;
+    y.per_row = (nb + 31) / 32;
+    u32 all = y.n * y.per_row, each = (all + WARPS - 1) / WARPS;
+    y.from = min(threadIdx.x / 32 * each, all);
+    y.end = min(y.from + each, all);
+    // Exact for numbers this small.
+    u32 row = (u32)__fdividef((float)y.from + 0.5f, (float)y.per_row);
+    y.part = y.from - row * y.per_row;
+    row += y.first;
+    y.p = {(const u8*)(y.second ? s.w1 : s.w0), (u64)rows * nb, rows, nb, row, row * nb + y.part * 32 + threadIdx.x % 32};
+    y.next_left = y.end - y.from;
+    y.next_part = y.part;
+    y.next_slot = 0;
+    return y;
 }
 
 template <class W>
-__device__ inline void copy_next(Flow& f, u32 ring, u32 lane) {
-    if (f.next < f.end) {
-        if (f.next_part * 32 + lane < f.p.nb) W::copy(ring + f.next_slot * SLOT_BYTES, f.p, lane);
-        f.next++;
-        f.p.blk += 32;
-        if (++f.next_part == f.per_row) {
-            f.next_part = 0;
-            f.p.row++;
-            f.p.blk += f.p.nb - 32 * f.per_row;
+__device__ inline void copy_next(Way& y, u32 ring, u32 lane) {
+    if (y.next_left) {
+        if (y.next_part * 32 + lane < y.p.nb) W::copy(ring + y.next_slot * SLOT_BYTES, y.p, lane);
+        y.next_left--;
+        y.p.blk += 32;
+        if (++y.next_part == y.per_row) {
+            y.next_part = 0;
+            y.p.row++;
+            y.p.blk += y.p.nb - 32 * y.per_row;
         }
-        if (++f.next_slot == DEPTH) f.next_slot = 0;
+        if (++y.next_slot == DEPTH) y.next_slot = 0;
     }
     copies_commit();
 }
 
 // Begins the first copies of a stage, one group a chunk.
-__device__ inline void prefetch(Flow& f, u32 ring) {
+__device__ inline Way prefetch(const Stage& s, u32 ring, u32 block, u32 blocks) {
+    Way y = way_of(s, block, blocks);
     u32 lane = threadIdx.x % 32;
-    switch (f.type) {
+    switch (y.type) {
 #define CASE(W, suffix, number)                                                                                        \
     case number:                                                                                                       \
-        _Pragma("unroll 1") for (u32 i = 0; i < DEPTH; i++) copy_next<P_##W>(f, ring, lane);                        \
+        _Pragma("unroll 1") for (u32 i = 0; i < DEPTH; i++) copy_next<P_##W>(y, ring, lane);                           \
         break;
         EACH_PLANED(CASE)
 #undef CASE
     }
+    return y;
 }
 
 // Sums over the lanes of R numbers each; lane r · 32 / R ends up with sum r.
@@ -152,69 +185,74 @@ __device__ inline float sums_over_lanes(float (&a)[R], u32 lane) {
 // Shared memory of a block, by offset from its start.
 struct Room {
     u32 ring, x, part, norms;  // the ring of this warp; activations; sums by warp; sums of squares by row and warp
-    u32 slots;                 // rows that a warp's part has room for
+    u32 slots;                 // of sums
 };
 
+// Chunks that a warp of one row works on at once, so that their latencies overlap.
+static const u32 GANG = 4;
+
 template <class W, int R>
-__device__ inline void stream(Flow& f, const Room& m, u8* base) {
-    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, nb = f.p.nb;
-    u32 part = f.from % f.per_row, slot = 0, row_slot = 0;
-    float acc[R];
-#pragma unroll
-    for (int r = 0; r < R; r++) acc[r] = 0.0f;
-    float* sums = (float*)(base + m.part) + warp * m.slots * R;
-    u32 x = shared_address(base + m.x);
+__device__ inline void stream(Way y, const Room& m, u8* base) {
+    static const u32 AT_ONCE = R == 1 && DEPTH >= GANG ? GANG : 1;
+    u32 lane = threadIdx.x % 32, nb = y.p.nb, ring = m.ring, slot = 0, part = y.part;
+    float* sums = (float*)(base + m.part);
+    u32 x = shared_address(base + m.x), scales = x + R * nb * 32;
 #pragma unroll 1
-    for (u32 c = f.from; c < f.end; c++) {
-        copies_wait<DEPTH - 1>();
+    for (u32 c = y.from; c < y.end; c += AT_ONCE) {
+        float acc[AT_ONCE][R];
+        copies_wait<DEPTH - AT_ONCE>();
         __syncwarp();
-        u32 b = part * 32 + lane;
-        if (b < nb) {
-            W w;
-            w.load(m.ring + slot * SLOT_BYTES, lane);
 #pragma unroll
-            for (int r = 0; r < R; r++) {
-                Act a;
-                u32 at = x + r * nb * 32 + b * 16;
-                a.a = shared16(at);
-                a.b = shared16(at + nb * 16);
-                at = x + R * nb * 32 + (r * nb + b) * 4;
-                a.d = __uint_as_float(shared4(at));
-                a.sums = (int)shared4(at + R * nb * 4);
-                acc[r] = w.dot(a, acc[r]);
+        for (u32 i = 0; i < AT_ONCE; i++) {
+#pragma unroll
+            for (int r = 0; r < R; r++) acc[i][r] = 0.0f;
+            u32 b = part * 32 + lane;
+            // Behind the last chunk the ring holds something old, and nobody reads the sum.
+            if (b < nb) {
+                W w;
+                w.load(ring + slot * SLOT_BYTES, lane);
+#pragma unroll
+                for (int r = 0; r < R; r++) {
+                    Act a;
+                    u32 at = x + r * nb * 32 + b * 16, ds = scales + (r * nb + b) * 4;
+                    a.a = shared16(at);
+                    a.b = shared16(at + nb * 16);
+                    a.d = __uint_as_float(shared4(ds));
+                    if (W::SUMS) a.sums = (int)shared4(ds + R * nb * 4);
+                    acc[i][r] = w.dot(a, 0.0f);
+                }
             }
+            if (++part == y.per_row) part = 0;
+            if (++slot == DEPTH) slot = 0;
         }
         __syncwarp();
-        copy_next<W>(f, m.ring, lane);
-        if (++slot == DEPTH) slot = 0;
-        if (++part == f.per_row || c + 1 == f.end) {
-            float v = sums_over_lanes<R>(acc, lane);
-            if (lane % (32 / R) == 0) sums[row_slot * R + lane / (32 / R)] = v;
-#pragma unroll
-            for (int r = 0; r < R; r++) acc[r] = 0.0f;
-            part = 0;
-            row_slot++;
-        }
+#pragma unroll 1
+        for (u32 i = 0; i < AT_ONCE; i++) copy_next<W>(y, ring, lane);
+        // Lane i · 32 / (chunks · rows) has sum i: chunk after chunk, in each row after row.
+        static const u32 ALL = AT_ONCE * R;
+        float v = sums_over_lanes<ALL>((float(&)[ALL])acc, lane);
+        u32 i = lane / (32 / ALL);
+        if (lane % (32 / ALL) == 0 && c + i / R < y.end) sums[c * R + i] = v;
     }
 }
 
 template <int R>
-__device__ inline void stream_any(Flow& f, const Room& m, u8* base) {
-    switch (f.type) {
+__device__ inline void stream_any(const Way& y, const Room& m, u8* base) {
+    switch (y.type) {
 #define CASE(W, suffix, number)                                                                                        \
-    case number: stream<P_##W, R>(f, m, base); break;
+    case number: stream<P_##W, R>(y, m, base); break;
         EACH_PLANED(CASE)
 #undef CASE
     }
 }
 
-// The sum of one row of the block's share, over the warps that have a part of it, in their order.
+// The sum of one row of the block's share.
 template <int R>
-__device__ inline float row_sum(const Flow& f, const Room& m, const u8* base, u32 row, u32 r) {
-    const float* sums = (const float*)(base + m.part);
-    u32 a = row * f.per_row, first = a / f.per_warp, last = (a + f.per_row - 1) / f.per_warp;
+__device__ inline float row_sum(const Way& y, const Room& m, const u8* base, u32 row, u32 r) {
+    const float* sums = (const float*)(base + m.part) + row * y.per_row * R + r;
     float v = 0.0f;
-    for (u32 w = first; w <= last; w++) v += sums[(w * m.slots + row - w * f.per_warp / f.per_row) * R + r];
+#pragma unroll 4
+    for (u32 i = 0; i < y.per_row; i++) v += sums[i * R];
     return v;
 }
 
@@ -224,10 +262,10 @@ struct Source {
     const float *x, *scales;  // scales: maximum and sum of every part
 };
 
-__device__ inline float4 input4(const Source& in, u32 width, u32 row, u32 e) {
-    if (in.pro != PRO_MERGE) return fresh4(in.x + (u64)row * width + e);
+// The parts of attention put together.
+__device__ __noinline__ float4 merged4(const Source& in, u32 row, u32 e) {
     u32 head = e / in.dim, at = row * in.heads + head;
-    const float* x = in.x + (u64)at * PARTS * in.dim + e % in.dim;
+    const float* x = in.x + (u64)at * PARTS * in.dim + (e - head * in.dim);
     const float* ms = in.scales + (u64)at * PARTS * 2;
     float2 m[PARTS_DIRECT];
     float4 v[PARTS_DIRECT];
@@ -254,76 +292,75 @@ __device__ inline float4 input4(const Source& in, u32 width, u32 row, u32 e) {
             o.w = fmaf(w, v[i].w, o.w);
         }
     float inverse = 1.0f / sum;
-    o.x *= inverse;
-    o.y *= inverse;
-    o.z *= inverse;
-    o.w *= inverse;
-    return o;
+    float4 y = {o.x * inverse, o.y * inverse, o.z * inverse, o.w * inverse};
+    return y;
 }
 
-// Rounds `rows` rows to 8-bit blocks in shared memory; with a norm, leaves the sums of squares there too. Ends with the
-// block's barrier.
+// True where a format needs the sums of activations.
+#define CASE(W, suffix, number) || P_##W::SUMS
+static const bool ANY_SUMS = false EACH_PLANED(CASE);
+#undef CASE
+
+// Rounds `rows` rows to 8-bit blocks in shared memory; with a norm, leaves the sums of squares there too. Waits for the
+// input where there is a counter. Ends with the block's barrier.
 template <int R>
-__device__ inline void round_input(const Stage& s, const Source& in, u32 rows, const Room& m, u8* base) {
-    static const u32 AT_ONCE = R == 1 ? 4 : 2;
-    u32 t = threadIdx.x, nb = s.nb, width = nb * 32, quads = width / 4;
+__device__ inline void round_input(const Stage& s, const Source& in, u32 rows, const Room& m, u8* base,
+                                   const u32* counter, u32 target) {
+    u32 t = threadIdx.x, nb = s.nb, width = nb * 32, quads = width / 4, pro = s.pro;
     u8* x = base + m.x;
-    const float* norm = (const float*)s.norm;
+    const float4* norm = (const float4*)s.norm;
+    float4 zero = {0.0f, 0.0f, 0.0f, 0.0f}, g = zero;
+    // What does not depend on the stage before is read before the wait.
+    if (pro == PRO_NORM && t < quads) g = __ldg(norm + t);
+    if (counter) await(counter, target);
 #pragma unroll 1
     for (u32 r = 0; r < rows; r++) {
         float square = 0.0f;
+        auto read = [&](u32 i) {
+            if (i >= quads) return zero;
+            return pro == PRO_MERGE ? merged4(in, r, i * 4) : fresh4(in.x + (u64)r * width + i * 4);
+        };
+        float4 coming = read(t);
+        // Whole warps go on.
 #pragma unroll 1
-        for (u32 from = 0; from < quads; from += THREADS * AT_ONCE) {
-            float4 v[AT_ONCE], g[AT_ONCE];
-#pragma unroll
-            for (u32 u = 0; u < AT_ONCE; u++) {
-                u32 i = from + u * THREADS + t;
-                float4 zero = {0.0f, 0.0f, 0.0f, 0.0f};
-                v[u] = i < quads ? input4(in, width, r, i * 4) : zero;
-                if (s.pro == PRO_NORM) g[u] = i < quads ? __ldg((const float4*)norm + i) : zero;
+        for (u32 i = t; (i & ~31u) < quads; i += THREADS) {
+            float4 y = coming;
+            if ((i & ~31u) + THREADS < quads) coming = read(i + THREADS);
+            if (pro == PRO_NORM) {
+                if (i != t || r) g = i < quads ? __ldg(norm + i) : zero;
+                square += y.x * y.x + y.y * y.y + y.z * y.z + y.w * y.w;
+                y.x *= g.x;
+                y.y *= g.y;
+                y.z *= g.z;
+                y.w *= g.w;
             }
+            // Of the bits: NaN and infinity are above all numbers, and must not be rounded away.
+            u32 bits = max(max(__float_as_uint(y.x) & 0x7fffffffu, __float_as_uint(y.y) & 0x7fffffffu),
+                           max(__float_as_uint(y.z) & 0x7fffffffu, __float_as_uint(y.w) & 0x7fffffffu));
 #pragma unroll
-            for (u32 u = 0; u < AT_ONCE; u++) {
-                u32 i = from + u * THREADS + t;
-                if (from + u * THREADS >= quads) break;
-                float4 y = v[u];
-                if (s.pro == PRO_NORM) {
-                    square += y.x * y.x + y.y * y.y + y.z * y.z + y.w * y.w;
-                    y.x *= g[u].x;
-                    y.y *= g[u].y;
-                    y.z *= g[u].z;
-                    y.w *= g[u].w;
-                }
-                float top = fmaxf(fmaxf(fabsf(y.x), fabsf(y.y)), fmaxf(fabsf(y.z), fabsf(y.w)));
-                // NaN or infinity must not be rounded away: the sum of the block carries it into the scale.
-                float odd = (y.x - y.x) + (y.y - y.y) + (y.z - y.z) + (y.w - y.w);
-#pragma unroll
-                for (u32 d = 1; d < 8; d *= 2) {
-                    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, d));
-                    odd += __shfl_xor_sync(0xffffffffu, odd, d);
-                }
-                float inverse = 127.0f / top;
-                bool none = !(top > 0.0f) || isinf(inverse);
-                if (none) inverse = 0.0f;
-                int q0 = __float2int_rn(y.x * inverse), q1 = __float2int_rn(y.y * inverse);
-                int q2 = __float2int_rn(y.z * inverse), q3 = __float2int_rn(y.w * inverse);
-                u32 packed = (q0 & 255) | (q1 & 255) << 8 | (q2 & 255) << 16 | (u32)q3 << 24;
-                int sum = q0 + q1 + q2 + q3;
+            for (u32 d = 1; d < 8; d *= 2) bits = max(bits, __shfl_xor_sync(0xffffffffu, bits, d));
+            float top = __uint_as_float(bits), inverse = __fdividef(127.0f, top);
+            // The reciprocal of the smallest magnitudes overflows; such a block counts as zero.
+            bool none = top < 3.8e-37f, broken = bits >= 0x7f800000u;
+            if (none || broken) inverse = 0.0f;
+            int q0 = __float2int_rn(y.x * inverse), q1 = __float2int_rn(y.y * inverse);
+            int q2 = __float2int_rn(y.z * inverse), q3 = __float2int_rn(y.w * inverse);
+            u32 packed = __byte_perm(__byte_perm(q0, q1, 0x0040), __byte_perm(q2, q3, 0x0040), 0x5410);
+            u32 b = i / 8, half = i / 4 & 1, at = R * nb * 32 + (r * nb + b) * 4;
+            if (i < quads) {
+                *(u32*)(x + r * nb * 32 + half * nb * 16 + b * 16 + (i & 3) * 4) = packed;
+                float scale = none ? 0.0f : top * (1.0f / 127.0f);
+                if ((t & 7) == 0) *(float*)(x + at) = broken ? __int_as_float(0x7fc00000) : scale;
+            }
+            if (ANY_SUMS) {
+                int sum = __dp4a((int)packed, 0x01010101, 0);
                 sum += __shfl_xor_sync(0xffffffffu, sum, 1);
                 sum += __shfl_xor_sync(0xffffffffu, sum, 2);
                 int other = __shfl_xor_sync(0xffffffffu, sum, 4);
-                if (i < quads) {
-                    u32 b = i / 8, half = i / 4 & 1;
-                    *(u32*)(x + r * nb * 32 + half * nb * 16 + b * 16 + (i & 3) * 4) = packed;
-                    if ((t & 7) == 0) {
-                        u32 at = R * nb * 32 + (r * nb + b) * 4;
-                        *(float*)(x + at) = (none ? 0.0f : top / 127.0f) + odd;
-                        *(u32*)(x + at + R * nb * 4) = (u32)(sum & 0xffff) | (u32)other << 16;
-                    }
-                }
+                if (i < quads && (t & 7) == 0) *(u32*)(x + at + R * nb * 4) = (u32)(sum & 0xffff) | (u32)other << 16;
             }
         }
-        if (s.pro == PRO_NORM) {
+        if (pro == PRO_NORM) {
             square = warp_sum(square);
             if (t % 32 == 0) ((float*)(base + m.norms))[r * WARPS + t / 32] = square;
         }
@@ -339,6 +376,7 @@ __device__ inline void norm_row(const Stage& s, u32 r, const Room& m, u8* base) 
     float* y = (float*)s.y0 + (u64)r * width;
     float* squares = (float*)(base + m.norms);
     float square = 0.0f;
+#pragma unroll 1
     for (u32 i = t; i < width; i += THREADS) {
         float v = fresh(x + i);
         square += v * v;
@@ -349,6 +387,7 @@ __device__ inline void norm_row(const Stage& s, u32 r, const Room& m, u8* base) 
     float sum = 0.0f;
     for (u32 i = 0; i < WARPS; i++) sum += squares[i];
     float factor = 1.0f / sqrtf(sum / (float)width + s.eps);
+#pragma unroll 1
     for (u32 i = t; i < width; i += THREADS) {
         float v = fresh(x + i) * factor * norm[i];
         y[i] = residual ? v + fresh(residual + i) : v;
@@ -361,7 +400,7 @@ __device__ inline float norm_factor(const Stage& s, const Room& m, const u8* bas
     float sum = 0.0f;
 #pragma unroll
     for (u32 i = 0; i < WARPS / 4; i++) sum += squares[i].x + squares[i].y + squares[i].z + squares[i].w;
-    return 1.0f / sqrtf(sum / (float)(s.nb * 32) + s.eps);
+    return rsqrtf(sum / (float)(s.nb * 32) + s.eps);
 }
 
 __device__ inline float gate_of(const Stage& s, float g, float u) {
@@ -401,14 +440,21 @@ __device__ inline float* output_of(const Stage& s, u32 out, u32 r) {
     return (float*)s.y2 + (u64)r * s.width2 + (out - s.cut1);
 }
 
+// The residual that the thread adds first, read while the weights are on their way.
+__device__ inline float early_residual(const Stage& s, const Way& y) {
+    if (!s.residual || threadIdx.x >= y.n) return 0.0f;
+    return fresh((const float*)s.residual + (y.second ? s.outs0 : 0) + y.first + threadIdx.x);
+}
+
 // Turns the sums into outputs. Begins with the block's barrier.
 template <int R>
-__device__ inline void finish_stage(const Stage& s, const Flow& f, u32 rows, const Room& m, u8* base, Best* bests,
-                                    u32 block, u32 blocks) {
+__device__ inline void finish_stage(const Stage& s, const Way& f, u32 rows, const Room& m, u8* base, Best* bests,
+                                    u32 block, u32 blocks, float early) {
     __syncthreads();
     u32 t = threadIdx.x, offset = f.second ? s.outs0 : 0;
     const float *bias = (const float*)s.bias, *residual = (const float*)s.residual;
     if (s.epi == EPI_GATED) {
+#pragma unroll 1
         for (u32 i = t; i < f.n / 2 * R; i += THREADS) {
             u32 pair = i / R, r = i % R;
             if (r >= rows) continue;
@@ -431,13 +477,14 @@ __device__ inline void finish_stage(const Stage& s, const Flow& f, u32 rows, con
     for (int r = 0; r < R; r++) {
         if (r >= rows) break;
         float factor = norm_factor(s, m, base, r);
+#pragma unroll 1
         for (u32 i = t; i < f.n; i += THREADS) {
             u32 out = offset + f.first + i;
             float v = row_sum<R>(f, m, base, i, r) * factor;
             if (bias) v += bias[out];
             v *= s.scale;
             if (s.softcap != 0.0f) v = s.softcap * tanhf(v / s.softcap);
-            if (residual) v += fresh(residual + (u64)r * s.width0 + out);
+            if (residual) v += r == 0 && i == t ? early : fresh(residual + (u64)r * s.width0 + out);
             *output_of(s, out, r) = v;
             if (s.epi == EPI_HEAD && v > negative_infinity()) best[r] = better_of(best[r], {v, 1.0f, out, 0});
         }

@@ -7,18 +7,18 @@ use fornax_gguf::TensorType;
 use fornax_plan::{Error, KvType, Limits, Op, Plan, Result};
 
 use super::planes::{Planes, number};
-use super::stage::{DENSE, Need, PARTS, Room, Stage, THREADS, WARPS};
+use super::stage::{ATTEND, DENSE, Need, PARTS, ROWS_THREADS, Room, Stage, THREADS};
 use super::wire::{Attended, Wire};
 use crate::args::DecodeArgs;
 use crate::compiler::Compiler;
 use crate::driver::{Function, Gpu, Memory};
 use crate::feed::Shape;
-use crate::kernels::{self, slot};
+use crate::kernels::{self, Define, slot};
 
 /// Rows of a whole step at most.
 pub(crate) const ROWS_MAX: u32 = 8;
 /// Chunks of a ring at most: more is not better.
-const DEPTH_MAX: u32 = 8;
+const DEPTH_MAX: u32 = 16;
 /// Shared memory that kernels declare themselves.
 const DECLARED: u32 = 4096;
 
@@ -222,10 +222,10 @@ fn variant(
     rows: u32,
 ) -> Result<Option<Variant>> {
     let own = if shape.share <= 4 { shape.share } else { shape.share.div_ceil(2) };
-    let attention = 4 * ((shape.share + 2) * shape.dim + WARPS * own * shape.dim);
+    let attention = 4 * ((shape.share + 2) * shape.dim + THREADS / 32 * own * shape.dim);
     let slot = slot(types);
     let kept = stages.len() as u32;
-    let need = Need { stages, kept, rows, blocks: p.gpu.units, slot, attention };
+    let need = Need { stages, kept, rows, threads: THREADS, slot, attention };
     let Some(room) = Room::new(&need, p.gpu.shared_max.saturating_sub(DECLARED), DEPTH_MAX) else {
         return Ok(None);
     };
@@ -235,7 +235,10 @@ fn variant(
         KvType::Q8_0 => "KvQ8",
     };
     let Attended { dim, share } = shape;
-    let defines = kernels::decode_defines((dim, share), kv, (rows, room.depth), types);
+    let mut defines = kernels::decode_defines((dim, share), kv, (rows, room.depth), types).to_vec();
+    if stages.iter().any(|s| s.kind == ATTEND && s.softcap != 0.0) {
+        defines.push(Define::number("CAPPED", 1));
+    }
     let module = kernels::load(p.gpu, p.compiler, "decode", types, &defines)?;
     let function = module.function("decode")?;
     function.allow_shared(room.bytes)?;
@@ -248,6 +251,8 @@ pub(crate) struct RowsKernel {
     pub(crate) stage: Function,
     pub(crate) embed: Function,
     pub(crate) room: Room,
+    /// Rows of a tile.
+    pub(crate) rows: u32,
 }
 
 impl RowsKernel {
@@ -257,19 +262,23 @@ impl RowsKernel {
         // One kernel for every format, so that it is compiled once and not for each model.
         let types = super::planes::PLANED;
         let slot = slot(types);
-        let need = Need { stages, kept: 0, rows: ROWS_MAX, blocks: gpu.units, slot, attention: 0 };
         let limit = gpu.shared_max.saturating_sub(DECLARED);
-        let room = [4, 2]
-            .iter()
-            .find_map(|depth| Room::new(&need, limit, *depth).filter(|r| r.depth == *depth));
-        let room = room.ok_or_else(|| {
-            Error::unsupported("cuda: rows too wide for the GPU's shared memory; use --device cpu")
-        })?;
-        let defines = kernels::rows_defines(room.depth);
+        let fits = |(rows, depth): (u32, u32)| {
+            let threads = ROWS_THREADS;
+            let need = Need { stages, kept: 0, rows, threads, slot, attention: 0 };
+            Some((rows, Room::new(&need, limit, depth).filter(|r| r.depth == depth)?))
+        };
+        let (rows, room) =
+            [(8, 4), (4, 4), (2, 4), (1, 2)].into_iter().find_map(fits).ok_or_else(|| {
+                Error::unsupported(
+                    "cuda: rows too wide for the GPU's shared memory; use --device cpu",
+                )
+            })?;
+        let defines = kernels::rows_defines(rows, room.depth);
         let module = kernels::load(gpu, compiler, "rows", types, &defines)?;
         let stage = module.function("stage_rows")?;
         stage.allow_shared(room.bytes)?;
-        Ok(RowsKernel { stage, embed: module.function("embed_rows")?, room })
+        Ok(RowsKernel { stage, embed: module.function("embed_rows")?, room, rows })
     }
 
     /// The constants of a stage's launch, but for the number of rows.

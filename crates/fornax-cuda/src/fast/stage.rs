@@ -1,9 +1,9 @@
 //! A stage of a decode step as the kernels read it, word for word `Stage` of `kernels/fast/stage.cuh`, and how much
 //! shared memory stages need. It knows no plan.
 
-/// Threads and warps of a block.
-pub(crate) const THREADS: u32 = 512;
-pub(crate) const WARPS: u32 = THREADS / 32;
+/// Threads of a block of whole steps, and of one of any number of rows.
+pub(crate) const THREADS: u32 = 256;
+pub(crate) const ROWS_THREADS: u32 = 512;
 /// Parts of a context that scratch has room for.
 pub(crate) const PARTS: u32 = 16;
 
@@ -52,7 +52,9 @@ pub(crate) struct Stage {
     pub(crate) scale: f32,
     pub(crate) softcap: f32,
     pub(crate) eps: f32,
-    pub(crate) spare: [u32; 4],
+    /// Outputs (pairs of them where gated) of a block, times 2^20.
+    pub(crate) steps: [u32; 2],
+    pub(crate) spare: [u32; 2],
 }
 
 /// Bytes of a stage on both sides.
@@ -66,20 +68,23 @@ impl Stage {
         unsafe { std::mem::transmute::<Stage, [u8; STAGE_BYTES]>(*self) }
     }
 
-    /// Rows of the share of one warp at most, for a grid of `blocks`.
-    fn warp_rows(&self, blocks: u32) -> u32 {
-        if self.kind != DENSE {
-            return 0;
-        }
+    /// Notes how the outputs are shared out to a grid of `blocks`.
+    pub(crate) fn shared_out(mut self, blocks: u32) -> Stage {
         let unit = if self.epi == GATED { 2 } else { 1 };
-        let per_row = self.nb.div_ceil(32);
-        let counts = [self.blocks0, blocks - self.blocks0];
-        let rows = self.outs.iter().zip(counts).filter(|(_, n)| *n > 0).map(|(outs, n)| {
-            let rows = (outs / unit).div_ceil(n) * unit;
-            let chunks = (rows * per_row).div_ceil(WARPS).max(1);
-            chunks.div_ceil(per_row) + 1
-        });
-        rows.max().unwrap_or(0)
+        for (ix, count) in [self.blocks0, blocks - self.blocks0].into_iter().enumerate() {
+            if let Some(step) = (u64::from(self.outs[ix] / unit) << 20).checked_div(count.into()) {
+                self.steps[ix] = step as u32 + 1;
+            }
+        }
+        self
+    }
+
+    /// Sums that a block keeps for each row of the input at most: one for each chunk of its outputs.
+    fn sums(&self) -> u32 {
+        let unit = if self.epi == GATED { 2 } else { 1 };
+        let outputs =
+            self.steps.iter().map(|s| (s.div_ceil(1 << 20) + 1) * unit).max().unwrap_or(0);
+        (outputs * self.nb.div_ceil(32)).max(1)
     }
 }
 
@@ -105,7 +110,7 @@ pub(crate) struct Need<'a> {
     /// Of them, how many are kept in shared memory.
     pub(crate) kept: u32,
     pub(crate) rows: u32,
-    pub(crate) blocks: u32,
+    pub(crate) threads: u32,
     /// Bytes of a chunk.
     pub(crate) slot: u32,
     /// Bytes that attention needs in the place of the activations.
@@ -117,16 +122,17 @@ impl Room {
     /// at most.
     pub(crate) fn new(need: &Need<'_>, limit: u32, most: u32) -> Option<Room> {
         let up = |v: u32| v.next_multiple_of(128);
-        let slots = need.stages.iter().map(|s| s.warp_rows(need.blocks)).max().unwrap_or(1).max(1);
+        let slots = need.stages.iter().map(Stage::sums).max().unwrap_or(1);
+        let warps = need.threads / 32;
         let nb = need.stages.iter().filter(|s| s.kind == DENSE).map(|s| s.nb).max().unwrap_or(1);
         let norms = up(need.kept * STAGE_BYTES as u32);
-        let part = norms + up(need.rows * WARPS * 4);
-        let x = part + up(WARPS * slots * need.rows * 4);
-        let ring = x + up((need.rows * nb * 40).max(need.attention).max(WARPS * 16));
+        let part = norms + up(need.rows * warps * 4);
+        let x = part + up(slots * need.rows * 4);
+        let ring = x + up((need.rows * nb * 40).max(need.attention).max(warps * 16));
         // Few different depths, so that few kernels are compiled.
-        let fits = (limit.checked_sub(ring)? / (WARPS * need.slot)).min(most);
+        let fits = (limit.checked_sub(ring)? / (warps * need.slot)).min(most);
         let depth = if fits > 4 { fits / 2 * 2 } else { fits };
-        let bytes = ring + depth * WARPS * need.slot;
+        let bytes = ring + depth * warps * need.slot;
         (depth >= 2).then_some(Room { stages: 0, norms, part, x, ring, slots, depth, bytes })
     }
 }
@@ -154,14 +160,25 @@ mod tests {
     #[test]
     fn the_ring_takes_what_is_left_and_a_warp_has_room_for_its_rows() {
         let head = Stage { nb: 32, outs: [151_936, 0], blocks0: 132, ..Stage::default() };
-        // 1,152 rows a block, 72 a warp.
-        assert_eq!(head.warp_rows(132), 73);
         let down = Stage { nb: 448, outs: [4096, 0], blocks0: 132, ..Stage::default() };
-        assert_eq!(down.warp_rows(132), 3);
-        let need =
-            Need { stages: &[head, down], kept: 2, rows: 1, blocks: 132, slot: 1088, attention: 0 };
+        let [head, down] = [head, down].map(|s| s.shared_out(132));
+        for s in [head, down] {
+            let first = |ix: u64| ix * u64::from(s.steps[0]) >> 20;
+            assert_eq!((first(0), first(132)), (0, u64::from(s.outs[0])));
+            assert!((0..132).all(
+                |ix| (first(ix + 1) - first(ix)) * u64::from(s.nb / 32) <= u64::from(s.sums())
+            ));
+        }
+        let need = Need {
+            stages: &[head, down],
+            kept: 2,
+            rows: 1,
+            threads: 512,
+            slot: 1088,
+            attention: 0,
+        };
         let room = Room::new(&need, 200_000, 8).unwrap();
-        assert_eq!((room.depth, room.slots), (8, 73));
+        assert_eq!((room.depth, room.slots), (8, 1153));
         assert!(room.x + 448 * 40 <= room.ring && room.bytes <= 200_000);
         assert_eq!(Room::new(&need, 50_000, 8), None);
     }

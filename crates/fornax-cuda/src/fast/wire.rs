@@ -163,7 +163,8 @@ impl Wire {
         at: &mut dyn Addresses,
         planes: &mut Planes,
     ) -> Result<Vec<Stage>> {
-        let mut made = self.make(plan, dense, at, planes)?;
+        let made = self.make(plan, dense, at, planes)?;
+        let mut made: Vec<Stage> = made.into_iter().map(|s| s.shared_out(self.blocks)).collect();
         let base = self.stages.len();
         self.stages.extend(made.iter().copied());
         for stage in &mut made {
