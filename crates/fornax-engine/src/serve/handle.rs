@@ -313,7 +313,7 @@ impl Loop {
                 Ok(Ok(true)) => {}
                 Ok(Ok(false)) => break None,
                 Ok(Err(e)) => break Some(e.to_string()),
-                Err(panic) => break Some(format!("the engine failed: {}", said(&panic))),
+                Err(panic) => break Some(format!("the engine failed: {}", said(panic.as_ref()))),
             }
         };
         self.shared.closed.store(true, Ordering::Release);

@@ -4,6 +4,7 @@
 //! shows as a wrong token. A failure prints its seed.
 
 mod device;
+mod real;
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering};

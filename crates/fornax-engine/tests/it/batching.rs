@@ -132,8 +132,30 @@ fn on_the_cpu_a_request_does_not_see_its_company() {
 }
 
 #[test]
-fn with_quantised_keys_too() {
+fn with_quantised_keys_and_long_blocks_too() {
     check(&model("llama-kq-q4_0"), &cpu(), KvType::Q8_0, "llama-kq-q4_0", 3);
+    check(&model("llama3-q8_0"), &cpu().with_kv_block(64), KvType::F16, "blocks of 64", 3);
+}
+
+#[test]
+fn requests_that_come_together_and_begin_alike_are_computed_once() {
+    let prompt: Vec<TokenId> = (0..200).map(|i| i * 7 % 90 + 1).collect();
+    for name in ["llama3-q8_0", "lfm2", "gemma3-q8_0"] {
+        let options = ServeOptions { step_rows: 64, ..ServeOptions::default() };
+        let engine = Engine::start(model(name), &cpu(), options).unwrap();
+        let open: Vec<_> = (0..6)
+            .map(|i| {
+                let mut g = Generation::new(&prompt[..], 8);
+                g.sample = SampleParams { temperature: 1.0, seed: i, ..SampleParams::default() };
+                let (publish, updates) = channel_of();
+                engine.submit(g, publish).unwrap();
+                updates
+            })
+            .collect();
+        let cached: Vec<u32> = open.iter().map(|u| collect(u).started.unwrap()).collect();
+        let found = cached.iter().filter(|c| **c >= 100).count();
+        assert_eq!(found, 5, "{name}: {cached:?}");
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@
 
 mod batching;
 mod cpu;
+mod faulty;
 mod fixture;
 mod golden;
 mod hostile;
