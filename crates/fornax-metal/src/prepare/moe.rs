@@ -231,3 +231,26 @@ fn down_args(m: &Mixture, bias: bool, residual: bool) -> DownArgs {
         residual: u32::from(residual),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_grouped_where_an_expert_has_several() {
+        for (experts, top_k, from) in [(8, 2, 8), (32, 4, 16), (128, 8, 32), (4, 4, 5), (1, 1, 5)] {
+            assert_eq!(grouped_from(experts, top_k), from, "{top_k} of {experts}");
+        }
+    }
+
+    #[test]
+    fn the_grid_holds_every_tile() {
+        // All picks of one expert, or as few of each as make a tile of their own.
+        for (rows, top_k, experts) in [(5u32, 1u32, 1u32), (17, 2, 8), (512, 8, 128), (33, 4, 32)] {
+            let picks = rows * top_k;
+            let spread: u32 = (0..experts).map(|e| ((picks + e) / experts).div_ceil(PICKS)).sum();
+            let worst = spread.max(picks.div_ceil(PICKS)).max(experts.min(picks));
+            assert!(worst <= picks / PICKS + experts, "{rows} rows, {top_k} of {experts}");
+        }
+    }
+}
