@@ -54,13 +54,16 @@ impl Drop for Seed {
     }
 }
 
+/// How a request ended: as it should, with what was pooled, or why not.
+type Ended = Result<(Finish, Option<Vec<f32>>), String>;
+
 /// What a request was told.
 #[derive(Default)]
 struct Log {
     started: Option<u32>,
     prompt: Vec<TokenUpdate>,
     tokens: Vec<TokenUpdate>,
-    end: Option<Result<(Finish, Option<Vec<f32>>), String>>,
+    end: Option<Ended>,
 }
 
 /// A request as the simulation remembers it.

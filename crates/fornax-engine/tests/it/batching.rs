@@ -46,7 +46,7 @@ fn generation(i: usize, prompt: &[TokenId]) -> Generation {
             top_p: 0.95,
             top_k: if i % 4 == 1 { 20 } else { 0 },
             seed: i as u64,
-            repeat_penalty: if i % 3 == 0 { 1.2 } else { 1.0 },
+            repeat_penalty: if i.is_multiple_of(3) { 1.2 } else { 1.0 },
             ..SampleParams::default()
         };
     }
@@ -118,8 +118,8 @@ fn check(model: &Arc<Model>, device: &dyn Device, kv_type: KvType, name: &str, s
         engine.shutdown(Duration::ZERO);
         assert_eq!(engine.stats().kv_blocks_used, 0);
     }
-    println!("{name}: {preempted} preempted, {hits} tokens found, {accepted} guesses right");
-    assert!(hits > 0, "{name}: nothing was found in the cache");
+    // How many were preempted hangs on the machine's speed; that some are is another test's.
+    assert!(hits > 0, "{name}: nothing found, {preempted} preempted, {accepted} guesses right");
 }
 
 #[test]

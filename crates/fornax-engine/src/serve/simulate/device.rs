@@ -73,7 +73,7 @@ impl Shape {
             return Row { h, poison: false, seen: mix(sums.iter().fold(state, |a, b| mix(a ^ b))) };
         }
         let h = mix(sums.iter().fold(state, |a, b| mix(a ^ b)));
-        Row { h, poison: h % 1009 == 0, seen: h }
+        Row { h, poison: h.is_multiple_of(1009), seen: h }
     }
 }
 

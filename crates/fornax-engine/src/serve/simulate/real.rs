@@ -80,16 +80,20 @@ fn answers(name: &str, prompts: &[Vec<TokenId>], speculate: bool) -> (Vec<Vec<To
 
 #[test]
 fn guesses_change_no_answer_and_leave_no_state() {
-    let mut right = 0;
+    let (mut guessed, mut right) = (0, 0);
     for name in ["llama3-q8_0", "lfm2", "gemma3-q8_0", "mistral-swa", "mixtral"] {
-        let round = |n: u32| (0..50).map(|i| i % n + 3).collect();
-        let prompts: Vec<Vec<TokenId>> = (4..8).map(round).collect();
+        let begin: Vec<Vec<TokenId>> =
+            (4..8).map(|n| (0..40).map(|i| i % n + 3).collect()).collect();
+        let (said, _) = answers(name, &begin, false);
+        // What was said once stands in the prompt, and may be said again.
+        let prompts: Vec<Vec<TokenId>> =
+            begin.iter().zip(&said).map(|(p, a)| [&p[..], a, p].concat()).collect();
         let (want, _) = answers(name, &prompts, false);
         let (have, [drafted, accepted]) = answers(name, &prompts, true);
         assert_eq!(have, want, "{name}");
-        assert!(want.iter().all(|ids| ids.len() == 60) && drafted > 0, "{name}: {drafted}");
+        assert!(want.iter().all(|ids| ids.len() == 60), "{name}");
         println!("{name}: {accepted} of {drafted} guesses right");
-        right += accepted;
+        (guessed, right) = (guessed + drafted, right + accepted);
     }
-    assert!(right > 0);
+    assert!(guessed > right && right > 0, "{right} of {guessed}");
 }
