@@ -409,7 +409,7 @@ fn requests_are_answered_as_if_they_were_alone() {
 }
 
 #[test]
-#[ignore = "a million steps; for an optimised build"]
+#[ignore = "a million steps: cargo xtask deep"]
 fn a_million_steps() {
     let mut seed = 1000;
     let mut steps = 0;
