@@ -124,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     u32 opening = 0;
     while (held[opening].kind != KIND_DENSE) opening++;
-    Way y = prefetch(held[opening], m.ring, block, blocks);
+    Way y = prefetch<R>(held[opening], m.ring, block, blocks);
     Attend c = {rows, tables, a.group_words, a.stride, (u64)a.tokens_high << 32 | a.tokens_low, turns, a.turn_rows,
                 a.turn_pairs, means, scales, done};
     if (block < a.rows) {
@@ -199,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             // The next stage that reads weights; after the last one that is the first of the next round.
             u32 next = i + 1 == a.stages ? 0 : i + 1;
             while (held[next].kind != KIND_DENSE) next = next + 1 == a.stages ? 0 : next + 1;
-            y = prefetch(held[next], m.ring, block, blocks);
+            y = prefetch<R>(held[next], m.ring, block, blocks);
             MARK(kind, 4);
         }
         await(counter, target);

@@ -19,7 +19,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) stage_rows(StageArgs a,
     take_stages(stages, &s, 1);
     __syncthreads();
     u32 first = blockIdx.y * R, rows = min(R, a.rows - first);
-    Way y = prefetch(s, m.ring, blockIdx.x, gridDim.x);
+    Way y = prefetch<R>(s, m.ring, blockIdx.x, gridDim.x);
     if (threadIdx.x == 0) {
         s.x += (u64)first * s.nb * 128;
         if (s.residual) s.residual += (u64)first * s.width0 * 4;

@@ -133,30 +133,50 @@ __device__ inline Way way_of(const Stage& s, u32 block, u32 blocks) {
     return y;
 }
 
-template <class W>
-__device__ inline void copy_next(Way& y, u32 ring, u32 lane) {
-    if (y.next_left) {
-        if (y.next_part * 32 + lane < y.p.nb) W::copy(ring + y.next_slot * SLOT_BYTES, y.p, lane);
-        y.next_left--;
-        y.p.blk += 32;
-        if (++y.next_part == y.per_row) {
-            y.next_part = 0;
-            y.p.row++;
-            y.p.blk += y.p.nb - 32 * y.per_row;
+// Chunks that a warp of one row works on at once, so that their latencies overlap; copies go in groups of as many.
+static const u32 GANG = 4;
+template <int R>
+struct Gang {
+    static const u32 SIZE = R == 1 && DEPTH % GANG == 0 ? GANG : 1;
+};
+
+// Copies the next chunks as one group.
+template <class W, u32 SIZE>
+__device__ inline void copy_group(Way& y, u32 ring, u32 lane) {
+    if (y.p.nb % 32 == 0) {  // rows end where chunks end
+#pragma unroll 1
+        for (u32 i = min(y.next_left, SIZE); i > 0; i--) {
+            W::copy(ring + y.next_slot * SLOT_BYTES, y.p, lane);
+            y.p.blk += 32;
+            y.next_slot = y.next_slot + 1 == DEPTH ? 0 : y.next_slot + 1;
         }
-        if (++y.next_slot == DEPTH) y.next_slot = 0;
+    } else {
+#pragma unroll 1
+        for (u32 i = min(y.next_left, SIZE); i > 0; i--) {
+            if (y.next_part * 32 + lane < y.p.nb) W::copy(ring + y.next_slot * SLOT_BYTES, y.p, lane);
+            y.p.blk += 32;
+            if (++y.next_part == y.per_row) {
+                y.next_part = 0;
+                y.p.row++;
+                y.p.blk += y.p.nb - 32 * y.per_row;
+            }
+            y.next_slot = y.next_slot + 1 == DEPTH ? 0 : y.next_slot + 1;
+        }
     }
+    y.next_left -= min(y.next_left, SIZE);
     copies_commit();
 }
 
-// Begins the first copies of a stage, one group a chunk.
+// Begins the first copies of a stage.
+template <int R>
 __device__ inline Way prefetch(const Stage& s, u32 ring, u32 block, u32 blocks) {
     Way y = way_of(s, block, blocks);
     u32 lane = threadIdx.x % 32;
+    static const u32 SIZE = Gang<R>::SIZE;
     switch (y.type) {
 #define CASE(W, suffix, number)                                                                                        \
     case number:                                                                                                       \
-        _Pragma("unroll 1") for (u32 i = 0; i < DEPTH; i++) copy_next<P_##W>(y, ring, lane);                           \
+        _Pragma("unroll 1") for (u32 i = 0; i < DEPTH / SIZE; i++) copy_group<P_##W, SIZE>(y, ring, lane);             \
         break;
         EACH_PLANED(CASE)
 #undef CASE
@@ -188,19 +208,16 @@ struct Room {
     u32 slots;                 // of sums
 };
 
-// Chunks that a warp of one row works on at once, so that their latencies overlap.
-static const u32 GANG = 4;
-
 template <class W, int R>
 __device__ inline void stream(Way y, const Room& m, u8* base) {
-    static const u32 AT_ONCE = R == 1 && DEPTH >= GANG ? GANG : 1;
+    static const u32 AT_ONCE = Gang<R>::SIZE;
     u32 lane = threadIdx.x % 32, nb = y.p.nb, ring = m.ring, slot = 0, part = y.part;
     float* sums = (float*)(base + m.part);
     u32 x = shared_address(base + m.x), scales = x + R * nb * 32;
 #pragma unroll 1
     for (u32 c = y.from; c < y.end; c += AT_ONCE) {
         float acc[AT_ONCE][R];
-        copies_wait<DEPTH - AT_ONCE>();
+        copies_wait<DEPTH / AT_ONCE - 1>();
         __syncwarp();
 #pragma unroll
         for (u32 i = 0; i < AT_ONCE; i++) {
@@ -226,8 +243,7 @@ __device__ inline void stream(Way y, const Room& m, u8* base) {
             if (++slot == DEPTH) slot = 0;
         }
         __syncwarp();
-#pragma unroll 1
-        for (u32 i = 0; i < AT_ONCE; i++) copy_next<W>(y, ring, lane);
+        copy_group<W, AT_ONCE>(y, ring, lane);
         // Lane i · 32 / (chunks · rows) has sum i: chunk after chunk, in each row after row.
         static const u32 ALL = AT_ONCE * R;
         float v = sums_over_lanes<ALL>((float(&)[ALL])acc, lane);
@@ -263,7 +279,7 @@ struct Source {
 };
 
 // The parts of attention put together.
-__device__ __noinline__ float4 merged4(const Source& in, u32 row, u32 e) {
+__device__ inline float4 merged4(const Source& in, u32 row, u32 e) {
     u32 head = e / in.dim, at = row * in.heads + head;
     const float* x = in.x + (u64)at * PARTS * in.dim + (e - head * in.dim);
     const float* ms = in.scales + (u64)at * PARTS * 2;
@@ -306,6 +322,7 @@ static const bool ANY_SUMS = false EACH_PLANED(CASE);
 template <int R>
 __device__ inline void round_input(const Stage& s, const Source& in, u32 rows, const Room& m, u8* base,
                                    const u32* counter, u32 target) {
+    static const u32 AT_ONCE = 4;
     u32 t = threadIdx.x, nb = s.nb, width = nb * 32, quads = width / 4, pro = s.pro;
     u8* x = base + m.x;
     const float4* norm = (const float4*)s.norm;
@@ -320,44 +337,55 @@ __device__ inline void round_input(const Stage& s, const Source& in, u32 rows, c
             if (i >= quads) return zero;
             return pro == PRO_MERGE ? merged4(in, r, i * 4) : fresh4(in.x + (u64)r * width + i * 4);
         };
-        float4 coming = read(t);
-        // Whole warps go on.
+        // Whole warps go on, four loads at a time.
 #pragma unroll 1
-        for (u32 i = t; (i & ~31u) < quads; i += THREADS) {
-            float4 y = coming;
-            if ((i & ~31u) + THREADS < quads) coming = read(i + THREADS);
-            if (pro == PRO_NORM) {
-                if (i != t || r) g = i < quads ? __ldg(norm + i) : zero;
-                square += y.x * y.x + y.y * y.y + y.z * y.z + y.w * y.w;
-                y.x *= g.x;
-                y.y *= g.y;
-                y.z *= g.z;
-                y.w *= g.w;
-            }
-            // Of the bits: NaN and infinity are above all numbers, and must not be rounded away.
-            u32 bits = max(max(__float_as_uint(y.x) & 0x7fffffffu, __float_as_uint(y.y) & 0x7fffffffu),
-                           max(__float_as_uint(y.z) & 0x7fffffffu, __float_as_uint(y.w) & 0x7fffffffu));
+        for (u32 from = t; (from & ~31u) < quads; from += THREADS * AT_ONCE) {
+            float4 v[AT_ONCE], w[AT_ONCE];
 #pragma unroll
-            for (u32 d = 1; d < 8; d *= 2) bits = max(bits, __shfl_xor_sync(0xffffffffu, bits, d));
-            float top = __uint_as_float(bits), inverse = __fdividef(127.0f, top);
-            // The reciprocal of the smallest magnitudes overflows; such a block counts as zero.
-            bool none = top < 3.8e-37f, broken = bits >= 0x7f800000u;
-            if (none || broken) inverse = 0.0f;
-            int q0 = __float2int_rn(y.x * inverse), q1 = __float2int_rn(y.y * inverse);
-            int q2 = __float2int_rn(y.z * inverse), q3 = __float2int_rn(y.w * inverse);
-            u32 packed = __byte_perm(__byte_perm(q0, q1, 0x0040), __byte_perm(q2, q3, 0x0040), 0x5410);
-            u32 b = i / 8, half = i / 4 & 1, at = R * nb * 32 + (r * nb + b) * 4;
-            if (i < quads) {
-                *(u32*)(x + r * nb * 32 + half * nb * 16 + b * 16 + (i & 3) * 4) = packed;
-                float scale = none ? 0.0f : top * (1.0f / 127.0f);
-                if ((t & 7) == 0) *(float*)(x + at) = broken ? __int_as_float(0x7fc00000) : scale;
+            for (u32 u = 0; u < AT_ONCE; u++) v[u] = read(from + u * THREADS);
+#pragma unroll
+            for (u32 u = 0; u < AT_ONCE; u++) {
+                u32 i = from + u * THREADS;
+                w[u] = zero;
+                if (pro == PRO_NORM && i < quads) w[u] = i == t ? g : __ldg(norm + i);
             }
-            if (ANY_SUMS) {
-                int sum = __dp4a((int)packed, 0x01010101, 0);
-                sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-                sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-                int other = __shfl_xor_sync(0xffffffffu, sum, 4);
-                if (i < quads && (t & 7) == 0) *(u32*)(x + at + R * nb * 4) = (u32)(sum & 0xffff) | (u32)other << 16;
+#pragma unroll
+            for (u32 u = 0; u < AT_ONCE; u++) {
+                u32 i = from + u * THREADS;
+                if ((i & ~31u) >= quads) break;
+                float4 y = v[u];
+                if (pro == PRO_NORM) {
+                    square += y.x * y.x + y.y * y.y + y.z * y.z + y.w * y.w;
+                    y.x *= w[u].x;
+                    y.y *= w[u].y;
+                    y.z *= w[u].z;
+                    y.w *= w[u].w;
+                }
+                // Of the bits: NaN and infinity are above all numbers, and must not be rounded away.
+                u32 bits = max(max(__float_as_uint(y.x) & 0x7fffffffu, __float_as_uint(y.y) & 0x7fffffffu),
+                               max(__float_as_uint(y.z) & 0x7fffffffu, __float_as_uint(y.w) & 0x7fffffffu));
+#pragma unroll
+                for (u32 d = 1; d < 8; d *= 2) bits = max(bits, __shfl_xor_sync(0xffffffffu, bits, d));
+                float top = __uint_as_float(bits), inverse = __fdividef(127.0f, top);
+                // The reciprocal of the smallest magnitudes overflows; such a block counts as zero.
+                bool none = top < 3.8e-37f, broken = bits >= 0x7f800000u;
+                if (none || broken) inverse = 0.0f;
+                int q0 = __float2int_rn(y.x * inverse), q1 = __float2int_rn(y.y * inverse);
+                int q2 = __float2int_rn(y.z * inverse), q3 = __float2int_rn(y.w * inverse);
+                u32 packed = __byte_perm(__byte_perm(q0, q1, 0x0040), __byte_perm(q2, q3, 0x0040), 0x5410);
+                u32 b = i / 8, half = i / 4 & 1, at = R * nb * 32 + (r * nb + b) * 4;
+                if (i < quads) {
+                    *(u32*)(x + r * nb * 32 + half * nb * 16 + b * 16 + (i & 3) * 4) = packed;
+                    float scale = none ? 0.0f : top * (1.0f / 127.0f);
+                    if ((t & 7) == 0) *(float*)(x + at) = broken ? __int_as_float(0x7fc00000) : scale;
+                }
+                if (ANY_SUMS) {
+                    int sum = __dp4a((int)packed, 0x01010101, 0);
+                    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+                    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+                    int other = __shfl_xor_sync(0xffffffffu, sum, 4);
+                    if (i < quads && (t & 7) == 0) *(u32*)(x + at + R * nb * 4) = (u32)(sum & 0xffff) | (u32)other << 16;
+                }
             }
         }
         if (pro == PRO_NORM) {

@@ -221,11 +221,12 @@ fn variant(
     shape: Attended,
     rows: u32,
 ) -> Result<Option<Variant>> {
+    let threads = THREADS;
     let own = if shape.share <= 4 { shape.share } else { shape.share.div_ceil(2) };
-    let attention = 4 * ((shape.share + 2) * shape.dim + THREADS / 32 * own * shape.dim);
+    let attention = 4 * ((shape.share + 2) * shape.dim + threads / 32 * own * shape.dim);
     let slot = slot(types);
     let kept = stages.len() as u32;
-    let need = Need { stages, kept, rows, threads: THREADS, slot, attention };
+    let need = Need { stages, kept, rows, threads, slot, attention };
     let Some(room) = Room::new(&need, p.gpu.shared_max.saturating_sub(DECLARED), DEPTH_MAX) else {
         return Ok(None);
     };

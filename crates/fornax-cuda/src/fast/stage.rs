@@ -1,8 +1,9 @@
 //! A stage of a decode step as the kernels read it, word for word `Stage` of `kernels/fast/stage.cuh`, and how much
 //! shared memory stages need. It knows no plan.
 
-/// Threads of a block of whole steps, and of one of any number of rows.
+/// Threads of a block of whole steps: few, because what all warps do alike is what takes long.
 pub(crate) const THREADS: u32 = 256;
+/// Threads of a block of products of any number of rows.
 pub(crate) const ROWS_THREADS: u32 = 512;
 /// Parts of a context that scratch has room for.
 pub(crate) const PARTS: u32 = 16;
@@ -131,7 +132,7 @@ impl Room {
         let ring = x + up((need.rows * nb * 40).max(need.attention).max(warps * 16));
         // Few different depths, so that few kernels are compiled.
         let fits = (limit.checked_sub(ring)? / (warps * need.slot)).min(most);
-        let depth = if fits > 4 { fits / 2 * 2 } else { fits };
+        let depth = if fits > 4 { fits / 4 * 4 } else { fits };
         let bytes = ring + depth * warps * need.slot;
         (depth >= 2).then_some(Room { stages: 0, norms, part, x, ring, slots, depth, bytes })
     }

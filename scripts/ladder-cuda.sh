@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# usage: scripts/ladder-cuda.sh [FOLDER [MODELS]]
+# Everything that says whether the CUDA provider computes the right thing, in one call on a machine with a GPU: the proof
+# and every conformance case against the reference, the test models against expected logits (f32 activations) and against
+# the reference (8-bit), and, where compute-sanitizer is there, memory and barriers of whole decode steps. FOLDER holds the
+# programs `proof` and `golden` of the crate's examples; without one they are built here. Ends in `N passed, N failed`.
+set -uo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+folder=${1:-}
+models=${2:-$root/testdata/models}
+if [ -z "$folder" ]; then
+  (cd "$root" && cargo build --quiet --release --package fornax-cuda --examples) || exit 1
+  folder=${CARGO_TARGET_DIR:-$root/target}/release/examples
+fi
+passed=0
+failed=0
+
+# Runs a program that ends in "N passed, ... N failed" and adds its counts; a program that does not is one failure.
+count() {
+  local out last
+  out=$("$@" 2>&1)
+  last=$(grep -E '^[0-9]+ passed' <<< "$out" | tail -n 1)
+  grep -E '^FAIL' <<< "$out"
+  if [[ $last =~ ^([0-9]+)\ passed,.*\ ([0-9]+)\ failed ]] || [[ $last =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed ]]; then
+    passed=$((passed + BASH_REMATCH[1]))
+    failed=$((failed + BASH_REMATCH[2]))
+    echo "$*: $last"
+  else
+    failed=$((failed + 1))
+    echo "$*: no result"
+    tail -n 5 <<< "$out"
+  fi
+}
+
+# One part of the sanitizer over the proof's plain run, which holds every kind of stage.
+sanitize() {
+  if compute-sanitizer --tool "$1" --error-exitcode 9 "$folder/proof" > /tmp/ladder-$$ 2>&1; then
+    passed=$((passed + 1))
+    echo "compute-sanitizer $1: clean"
+  else
+    failed=$((failed + 1))
+    echo "compute-sanitizer $1:"
+    grep -E '=========' /tmp/ladder-$$ | head -n 12
+  fi
+  rm -f /tmp/ladder-$$
+}
+
+count "$folder/proof" conformance
+count "$folder/golden" "$models"
+if command -v compute-sanitizer > /dev/null; then
+  sanitize memcheck
+  sanitize synccheck
+else
+  echo "compute-sanitizer is not here"
+fi
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]
