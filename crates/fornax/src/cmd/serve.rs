@@ -80,6 +80,8 @@ fn log(config: &Config, flags: &Serve) {
     let lines = tracing_subscriber::fmt()
         .with_max_level(level)
         .with_writer(std::io::stderr)
+        // It would complain to stderr that stderr is gone, which panics.
+        .log_internal_errors(false)
         .with_ansi(config.stderr_draws && flags.log_format == LogFormat::Text);
     // A program that embeds this one may have a log already.
     let _ = match flags.log_format {
