@@ -98,11 +98,17 @@ arm_library() {
 }
 
 # The standard library for macOS, as far as a type check reads it: metadata, no code. It is checked from its source, once.
-apple_library() {
-  local target=aarch64-apple-darwin source shell
-  local into=$sysroot/$target/lib
+apple_library() { apple_source check rmeta "$sysroot/aarch64-apple-darwin/lib"; }
+
+# The same with code, in a folder of its own that rustc takes as its --sysroot.
+apple_sysroot=$cross/apple
+apple_objects() { apple_source build rlib "$apple_sysroot/lib/rustlib/aarch64-apple-darwin/lib"; }
+
+# apple_source VERB ENDING INTO: the standard library through `cargo VERB`, its files with that ending put into INTO.
+apple_source() {
+  local target=aarch64-apple-darwin verb=$1 ending=$2 into=$3 source shell
   [ -e "$into/.whole" ] && return
-  note "checking the standard library for $target, once (about a minute of one core)"
+  note "cargo $verb of the standard library for $target, once (one to five minutes of one core)"
   source=$(echo "$cross"/usr/src/*/library)
   # The compiler looks for the source here when it prints a path into it.
   mkdir -p "$sysroot/src/rust"
@@ -124,12 +130,14 @@ apple_library() {
     cd "$shell"
     unset CARGO_BUILD_TARGET RUSTC_WRAPPER
     export RUSTC_BOOTSTRAP=1 __CARGO_DEFAULT_LIB_METADATA=fornax CARGO_TARGET_DIR=$shell/target
-    RUSTFLAGS='-Z force-unstable-if-unmarked --cap-lints allow' cargo check --quiet --offline --target $target \
+    # It is a shared library too, which nobody takes.
+    export CARGO_TARGET_AARCH64_APPLE_DARWIN_LINKER=$scripts/stand-in/cc CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_DEV_STRIP=false
+    RUSTFLAGS='-Z force-unstable-if-unmarked --cap-lints allow' cargo "$verb" --quiet --offline --target $target \
       --config 'source.crates-io.replace-with = "vendored"' --config "source.vendored.directory = '$source/vendor'"
   )
   rm -rf "$into"
   mkdir -p "$into"
-  find "$shell/target/$target/debug/deps" -name '*.rmeta' ! -name 'libshell-*' ! -name 'libsysroot-*' -exec cp -t "$into" {} +
+  find "$shell/target/$target/debug/deps" -name "*.$ending" ! -name 'libshell-*' ! -name 'libsysroot-*' -exec cp -t "$into" {} +
   rm -rf "$shell"
   touch "$into/.whole"
 }
