@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use fornax_cuda::CudaDevice;
 use fornax_engine::arch;
 use fornax_gguf::Gguf;
-use fornax_plan::reference::ReferenceDevice;
+use fornax_plan::reference::{Jitter, ReferenceDevice};
 use fornax_plan::{
     ActMode, BlockId, Device, KvType, Limits, Plan, SeqStep, SlotId, StepOutput, TokenId, Tokens,
     Want,
@@ -75,8 +75,43 @@ fn run(
     Ok((logits, chosen))
 }
 
+/// How much noise explains a rounding edge, as a share of a block's largest magnitude (f32 sums in two orders, and
+/// reciprocals that are right to two units in the last place), how many noises are tried, and how near the logits must
+/// be then.
+const JITTER: f32 = 3e-7;
+const TRIES: u64 = 256;
+const MATCHED: f32 = 1e-4;
+
+/// True where the reference gives these logits, row after row, once its activations are shaken by rounding noise: what
+/// the CPU's tests ask of differences above the bound, too.
+fn on_rounding_edges(
+    have: &[f32],
+    plan: &Plan,
+    limits: &Limits,
+    tokens: &[TokenId],
+) -> Result<bool, String> {
+    let vocab = plan.hyper.vocab as usize;
+    let mut seeds = vec![0; tokens.len()];
+    let mut from = 0;
+    for _ in 0..TRIES {
+        let jitter = Some(Jitter { seeds: seeds.clone(), size: JITTER });
+        let device = ReferenceDevice { jitter, ..Default::default() };
+        let (near, _) = run(&device, plan, limits, tokens, 0)?;
+        let off = |(w, h): (&[f32], &[f32])| {
+            let scale = 1.0 + w.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+            w.iter().zip(h).any(|(w, h)| (w - h).abs().is_nan() || (w - h).abs() / scale > MATCHED)
+        };
+        let rows = near.chunks(vocab).zip(have.chunks(vocab));
+        let Some(row) = rows.into_iter().position(off) else { return Ok(true) };
+        // Rows before it are matched: their noise stays.
+        from = from.max(row);
+        seeds[from..].iter_mut().for_each(|s| *s += 1);
+    }
+    Ok(false)
+}
+
 /// The device with 8-bit activations against the reference in that mode: the logits of the prompt, then, along the
-/// tokens that the device chose, how far each was below the reference's best.
+/// tokens that the device chose, how far each was below the reference's best; both 0 where rounding edges explain more.
 fn rounded(
     device: &dyn Device,
     plan: &Plan,
@@ -118,6 +153,11 @@ fn rounded(
         return Err(format!("{} tokens, expected {more}", chosen.len()));
     }
     if worst > ROUNDED || below > ROUNDED {
+        let n = n as u32;
+        let rows = &have[..];
+        if on_rounding_edges(rows, plan, &limits, &tokens[..n as usize])? {
+            return Ok((0.0, 0.0));
+        }
         return Err(format!(
             "8-bit, {kv_type:?}: logits off by {worst:.1e}, choices below by {below:.1e}"
         ));

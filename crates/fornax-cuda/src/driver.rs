@@ -265,10 +265,15 @@ impl Gpu {
     }
 
     /// Copies bytes to the device behind everything submitted, and returns when they are there.
+    ///
+    /// On the stream, and not by the call that is called synchronous: that one returns when the bytes have left the
+    /// host's memory, and kernels of a stream that does not block can run before they have arrived.
     pub(crate) fn write(&self, to: u64, bytes: &[u8]) -> Result<()> {
-        self.finish()?;
-        // SAFETY: the caller computes the range inside one allocation.
-        unsafe { result::memcpy_htod_sync(to, bytes) }.map_err(|e| told("writing memory", e))
+        self.enter()?;
+        // SAFETY: the caller computes the range inside one allocation; the bytes live past the wait below.
+        unsafe { result::memcpy_htod_async(to, bytes, self.stream) }
+            .map_err(|e| told("writing memory", e))?;
+        self.finish()
     }
 
     /// Copies bytes from the device behind everything submitted.

@@ -92,7 +92,7 @@ impl Decode {
         let (Some(shape), Some(code), Some(_)) = (wire.attended, number(w.ty), head) else {
             return Ok(None);
         };
-        if wire.lacks.is_some() || w.cols % 32 != 0 {
+        if wire.lacks.is_some() || !w.cols.is_multiple_of(32) {
             return Ok(None);
         }
         let (gpu, stages) = (p.gpu, &wire.stages);

@@ -52,7 +52,7 @@ fn bytes(ty: TensorType, rows: u64, nb: u64) -> u64 {
         TensorType::Q5_0 => 22 * n + 2 * odd,
         TensorType::Q5_1 => 24 * n,
         TensorType::Q5_K => 22 * n,
-        TensorType::Q6_K => 26 * n + 2 * (n / 8 + rows * (nb / 8 & 1)),
+        TensorType::Q6_K => 26 * n + 2 * (n / 8 + rows * ((nb / 8) & 1)),
         TensorType::MXFP4 => 17 * n + rows * (nb.wrapping_neg() & 3),
         _ => 18 * n,
     };

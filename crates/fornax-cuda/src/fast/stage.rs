@@ -144,14 +144,8 @@ mod tests {
 
     #[test]
     fn the_words_lie_where_the_kernels_look() {
-        let s = Stage {
-            w: [1, 2],
-            y: [3, 4, 5],
-            kind: 6,
-            eps: 7.0,
-            spare: [0, 0, 0, 8],
-            ..Stage::default()
-        };
+        let s =
+            Stage { w: [1, 2], y: [3, 4, 5], kind: 6, eps: 7.0, spare: [0, 8], ..Stage::default() };
         let b = s.bytes();
         let word = |at: usize| u32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]);
         assert_eq!((word(0), word(8), word(72), word(88), word(96)), (1, 2, 3, 5, 6));
@@ -164,7 +158,7 @@ mod tests {
         let down = Stage { nb: 448, outs: [4096, 0], blocks0: 132, ..Stage::default() };
         let [head, down] = [head, down].map(|s| s.shared_out(132));
         for s in [head, down] {
-            let first = |ix: u64| ix * u64::from(s.steps[0]) >> 20;
+            let first = |ix: u64| (ix * u64::from(s.steps[0])) >> 20;
             assert_eq!((first(0), first(132)), (0, u64::from(s.outs[0])));
             assert!((0..132).all(
                 |ix| (first(ix + 1) - first(ix)) * u64::from(s.nb / 32) <= u64::from(s.sums())
