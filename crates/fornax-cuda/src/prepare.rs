@@ -1,32 +1,31 @@
 //! A plan's ops as launches: which kernel, which memory, which grid. What can be decided before
 //! the first token is decided here, and what cannot be done is refused by name. It knows no step.
 
+mod places;
+mod plain;
+
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use fornax_gguf::TensorType;
-use fornax_plan::liveness::{self, Buffers};
-use fornax_plan::{
-    ActMode, Activation, Error, KvRef, KvType, Limits, Linear, Op, Plan, Result, RopePairs,
-    RowSpace, ValueId, WeightId,
-};
+use fornax_plan::liveness;
+use fornax_plan::{ActMode, Error, KvType, Limits, Op, Plan, Result, RowSpace, ValueId, WeightId};
 
 use crate::args::EmbedRowsArgs;
-use crate::args::{
-    ArgmaxArgs, AttentionArgs, EmbedArgs, GatedArgs, KvWriteArgs, MatmulArgs, NormArgs, RopeArgs,
-    SelectArgs,
-};
+use crate::args::{EmbedArgs, NormArgs, SelectArgs};
 use crate::compiler::Compiler;
 use crate::driver::{Function, Gpu, Memory, Module};
-use crate::fast::decode::{self, Decode, Parts, RowsKernel, Words};
+use crate::fast::decode::{Decode, Parts, RowsKernel, Words};
 use crate::fast::fold::{self, Folded};
-use crate::fast::planes::{self, Planes};
-use crate::fast::stage::{STAGE_BYTES, Stage};
-use crate::fast::{Addresses, Dense, Wire};
+use crate::fast::planes;
+use crate::fast::stage::STAGE_BYTES;
+use crate::fast::{Addresses, Dense};
 use crate::feed::Shape;
 use crate::kernels::{self, entry};
-use crate::support::{matrices, refusals};
+use crate::support::refusals;
+
+use self::places::{Fast, Places, planed_table, raw_weights};
 
 /// Tokens of one KV block.
 pub(crate) const KV_BLOCK: u32 = 64;
@@ -215,52 +214,6 @@ struct Builder<'a> {
     modules: HashMap<&'static str, Arc<Module>>,
     fast: Option<Fast>,
     out: Prepared,
-}
-
-/// Where everything is.
-struct Places {
-    gpu: Arc<Gpu>,
-    values: Buffers,
-    buffers: Vec<u64>,
-    /// By weight; 0 where it exists as planes alone.
-    weights: Vec<u64>,
-    ropes: Vec<u64>,
-    /// By group and layer: keys and values.
-    pools: Vec<Vec<[u64; 2]>>,
-    memory: Vec<Memory>,
-}
-
-impl Addresses for Places {
-    fn value(&self, v: ValueId) -> u64 {
-        self.buffers[self.values.ix(v)]
-    }
-
-    fn vector(&self, id: WeightId) -> u64 {
-        self.weights[id.ix()]
-    }
-
-    fn pool(&self, kv: KvRef) -> [u64; 2] {
-        self.pools[kv.group as usize][kv.layer as usize]
-    }
-
-    fn keep(&mut self, values: &[f32]) -> Result<u64> {
-        let bytes: Vec<u8> = values.iter().flat_map(|f| f.to_le_bytes()).collect();
-        let memory = self.gpu.alloc(bytes.len())?;
-        self.gpu.write(memory.ptr, &bytes)?;
-        let at = memory.ptr;
-        self.memory.push(memory);
-        Ok(at)
-    }
-}
-
-/// What the fast path makes while the plan is gone through.
-struct Fast {
-    planes: Planes,
-    wire: Wire,
-    /// Stages of the list of launches, in the order of [`Fast::at`].
-    list: Vec<Stage>,
-    at: Memory,
-    merge: [Memory; 2],
 }
 
 impl<'a> Builder<'a> {
@@ -572,227 +525,6 @@ impl<'a> Builder<'a> {
             }
         }
     }
-
-    fn matmul(
-        &mut self,
-        at: u32,
-        x: ValueId,
-        linear: Linear,
-        residual: Option<ValueId>,
-        out: ValueId,
-        (scale, softcap): (f32, Option<f32>),
-    ) -> Result<()> {
-        let w = &self.plan.weights[linear.weight.ix()];
-        let constants = MatmulArgs {
-            rows: 0,
-            cols: w.cols,
-            outs: w.rows,
-            bias: u32::from(linear.bias.is_some()),
-            residual: u32::from(residual.is_some()),
-            scale,
-            softcap: softcap.unwrap_or(0.0),
-        };
-        let places = vec![
-            self.weight(linear.weight),
-            self.value(x),
-            self.optional(linear.bias),
-            self.optional_value(residual),
-            self.value(out),
-        ];
-        let shape = (Grid::ByTile(w.rows.div_ceil(WARPS)), 32 * WARPS, self.extent(x));
-        let name = entry("matmul", w.ty);
-        self.push(at, ("matmul", &name), shape, constants.words(), places)
-    }
-
-    fn gated(
-        &mut self,
-        at: u32,
-        x: ValueId,
-        [gate, up]: [Linear; 2],
-        act: Activation,
-        out: ValueId,
-    ) -> Result<()> {
-        let w = &self.plan.weights[gate.weight.ix()];
-        let (act, alpha, limit) = match act {
-            Activation::Silu => (0, 0.0, 0.0),
-            Activation::GeluTanh => (1, 0.0, 0.0),
-            Activation::SwigluClamped { alpha, limit } => (2, alpha, limit),
-        };
-        let bias = u32::from(gate.bias.is_some()) | u32::from(up.bias.is_some()) << 1;
-        let (cols, outs) = (w.cols, w.rows);
-        let constants = GatedArgs { rows: 0, cols, outs, bias, act, alpha, limit };
-        let places = vec![
-            self.weight(gate.weight),
-            self.weight(up.weight),
-            self.value(x),
-            self.optional(gate.bias),
-            self.optional(up.bias),
-            self.value(out),
-        ];
-        let shape = (Grid::ByTile(outs.div_ceil(WARPS)), 32 * WARPS, self.extent(x));
-        let name = entry("gated_mlp", w.ty);
-        self.push(at, ("gated_mlp", &name), shape, constants.words(), places)
-    }
-
-    fn norm_rope(
-        &mut self,
-        at: u32,
-        op: &Op,
-        x: ValueId,
-        norm: Option<WeightId>,
-        out: ValueId,
-    ) -> Result<()> {
-        let Op::QkNormRope { eps, rope, dim, .. } = *op else { return Ok(()) };
-        let table = rope.map(|r| &self.plan.ropes[r.ix()]);
-        let heads = self.plan.width(x) / dim;
-        let constants = RopeArgs {
-            rows: 0,
-            heads,
-            dim,
-            norm: u32::from(norm.is_some()),
-            eps,
-            pairs: table.map_or(0, |t| t.inv_freq.len() as u32),
-            halves: u32::from(table.is_some_and(|t| t.pairs == RopePairs::Halves)),
-            magnitude: table.map_or(1.0, |t| t.magnitude),
-        };
-        let places = vec![
-            self.value(x),
-            self.optional(norm),
-            Place::At(rope.map_or(0, |r| self.places.ropes[r.ix()])),
-            Place::Rows,
-            self.value(out),
-        ];
-        let shape = (Grid::ByRow(heads.div_ceil(WARPS)), 32 * WARPS, Extent::Rows);
-        self.push(at, ("norm", "norm_rope"), shape, constants.words(), places)
-    }
-
-    fn pool(&self, kv: KvRef) -> [Place; 2] {
-        self.places.pool(kv).map(Place::At)
-    }
-
-    fn kv_write(&mut self, at: u32, k: ValueId, v: ValueId, kv: KvRef) -> Result<()> {
-        let [keys, values] = self.pool(kv);
-        let constants = KvWriteArgs {
-            rows: 0,
-            k_width: self.plan.width(k),
-            v_width: self.plan.width(v),
-            block: KV_BLOCK,
-            stride: self.shape.stride as u32,
-            tokens: self.limits.kv_blocks * KV_BLOCK,
-        };
-        let tables = self.words(self.shape.tables(kv.group as usize));
-        let places = vec![self.value(k), self.value(v), Place::Rows, tables, keys, values];
-        let name = entry("kv_write", self.kv_type);
-        let shape = (Grid::Rows, 128, Extent::Rows);
-        self.push(at, ("attention", &name), shape, constants.words(), places)
-    }
-
-    fn attention(&mut self, at: u32, op: &Op) -> Result<()> {
-        let Op::Attention { q, kv, heads, scale, softcap, sinks, out } = *op else {
-            return Ok(());
-        };
-        let group = &self.plan.kv[kv.group as usize];
-        let [keys, values] = self.pool(kv);
-        let constants = AttentionArgs {
-            rows: 0,
-            heads,
-            kv_heads: group.heads,
-            k_width: group.k_width,
-            v_width: group.v_width,
-            block: KV_BLOCK,
-            stride: self.shape.stride as u32,
-            window: group.window.unwrap_or(0),
-            scale,
-            softcap: softcap.unwrap_or(0.0),
-            sinks: u32::from(sinks.is_some()),
-            tokens: self.limits.kv_blocks * KV_BLOCK,
-        };
-        let tables = self.words(self.shape.tables(kv.group as usize));
-        let places = vec![
-            self.value(q),
-            Place::Rows,
-            tables,
-            keys,
-            values,
-            self.optional(sinks),
-            self.value(out),
-        ];
-        let name = entry("attention", self.kv_type);
-        let shape = (Grid::ByRow(heads), 128, Extent::Rows);
-        self.push(at, ("attention", &name), shape, constants.words(), places)
-    }
-
-    fn argmax(&mut self, at: u32, logits: ValueId) -> Result<()> {
-        let (first, next) = self.shape.out_counts();
-        let constants = ArgmaxArgs {
-            rows: 0,
-            vocab: self.plan.width(logits),
-            base: 0,
-            out_first: first as u32,
-            out_next: next as u32,
-        };
-        let places = vec![
-            self.value(logits),
-            Place::Wanted,
-            self.words(self.shape.all_rows()),
-            Place::At(self.out.last),
-            self.words(self.shape.stops()),
-            Place::At(self.out.stop.ptr),
-            Place::At(self.out.out.ptr),
-        ];
-        let from = self.places.value(logits);
-        self.out.actions.push(Action::CopyLogits { from });
-        let shape = (Grid::Rows, 1024, Extent::Wanted);
-        self.push(at, ("choose", "argmax"), shape, constants.words(), places)?;
-        if let Some(Action::Launch { base_at, .. }) = self.out.actions.last_mut() {
-            *base_at = Some(2);
-        }
-        Ok(())
-    }
-}
-
-impl Fast {
-    fn new(gpu: &Arc<Gpu>, compiler: &Compiler, plan: &Plan) -> Result<Fast> {
-        let module = kernels::load(gpu, compiler, "retile", planes::PLANED, &[])?;
-        let merge = decode::merge_memory(gpu, plan)?;
-        let wire = Wire::new(gpu.units, [merge[0].ptr, merge[1].ptr]);
-        let at = gpu.alloc(STAGE_BYTES * (3 * plan.ops.len() + 1))?;
-        let planes = Planes::new(gpu, module)?;
-        Ok(Fast { planes, wire, list: Vec::new(), at, merge })
-    }
-}
-
-/// True for an embedding out of planes.
-fn planed_table(plan: &Plan, op: &Op) -> bool {
-    let Op::Embed { table, .. } = op else { return false };
-    let w = &plan.weights[table.ix()];
-    planes::number(w.ty).is_some() && w.cols.is_multiple_of(32)
-}
-
-/// The weights that are uploaded as they are, and the formats of the matrices among them.
-fn raw_weights(plan: &Plan, fast: impl Fn(&Op) -> bool) -> (Vec<WeightId>, Vec<TensorType>) {
-    let mut raw = Vec::new();
-    let mut types = Vec::new();
-    for op in &plan.ops {
-        let all = matrices(op);
-        let planed = fast(op);
-        raw.extend(op.weights().into_iter().filter(|id| !planed || !all.contains(id)));
-        if !planed {
-            types.extend(all.iter().map(|id| plan.weights[id.ix()].ty));
-        }
-    }
-    // Norms that were folded are no op's weights any more.
-    let vector = |w: &fornax_plan::WeightRef| w.ty == TensorType::F32 && w.rows == 1;
-    raw.extend(
-        (0..plan.weights.len())
-            .filter(|ix| vector(&plan.weights[*ix]))
-            .map(|ix| WeightId(ix as u32)),
-    );
-    raw.sort_unstable();
-    raw.dedup();
-    types.sort_unstable();
-    types.dedup();
-    (raw, types)
 }
 
 impl Prepared {
