@@ -99,7 +99,7 @@ fn the_head_of_a_stream_comes_before_the_first_token() {
 
 #[test]
 fn blocks_are_free_again_after_many_leave() {
-    let handle = engine(ServeOptions { max_running: 2, ..ServeOptions::default() });
+    let handle = engine(&ServeOptions { max_running: 2, ..ServeOptions::default() });
     let server = Server::new(vec![served("tiny", Arc::new(handle.clone()))], Options::default());
     let long: String = "word ".repeat(120);
     for i in 0..50 {
@@ -168,7 +168,7 @@ fn all_choices_are_taken_or_none() {
 
 #[test]
 fn a_queue_that_is_full_says_when_to_come_again() {
-    let handle = engine(ServeOptions { max_running: 1, max_queue: 1, ..ServeOptions::default() });
+    let handle = engine(&ServeOptions { max_running: 1, max_queue: 1, ..ServeOptions::default() });
     let server = Server::new(vec![served("tiny", Arc::new(handle.clone()))], Options::default());
     let mut statuses = Vec::new();
     let clients: Vec<_> = (0..12)

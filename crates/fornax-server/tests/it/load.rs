@@ -42,7 +42,8 @@ fn resident() -> Option<u64> {
 
 #[test]
 fn mixed_clients_leave_nothing_behind() {
-    let handle = engine(ServeOptions { max_running: 16, max_queue: 64, ..ServeOptions::default() });
+    let handle =
+        engine(&ServeOptions { max_running: 16, max_queue: 64, ..ServeOptions::default() });
     let server = Server::new(vec![served("tiny", Arc::new(handle.clone()))], Options::default());
     let baseline = settled(&handle);
     let until = Instant::now() + Duration::from_secs(seconds());
@@ -129,7 +130,7 @@ fn mixed_clients_leave_nothing_behind() {
 #[test]
 fn ten_thousand_queued_requests_are_all_answered_once() {
     let handle =
-        engine(ServeOptions { max_running: 64, max_queue: 10_000, ..ServeOptions::default() });
+        engine(&ServeOptions { max_running: 64, max_queue: 10_000, ..ServeOptions::default() });
     let server = Server::new(vec![served("tiny", Arc::new(handle.clone()))], Options::default());
     let answers = AtomicUsize::new(0);
     std::thread::scope(|scope| {

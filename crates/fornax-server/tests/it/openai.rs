@@ -261,7 +261,7 @@ fn answers_have_the_form_that_was_asked_for() {
 
 #[test]
 fn several_models_are_told_apart_by_name() {
-    let make = || Arc::new(engine(ServeOptions { max_running: 2, ..ServeOptions::default() }));
+    let make = || Arc::new(engine(&ServeOptions { max_running: 2, ..ServeOptions::default() }));
     let server =
         Server::new(vec![served("one", make()), served("two", make())], Options::default());
     let list = server.get("/v1/models").json();

@@ -31,9 +31,13 @@ pub(crate) fn model() -> Arc<Model> {
 }
 
 /// An engine that runs it.
-pub(crate) fn engine(options: ServeOptions) -> EngineHandle {
-    let options =
-        ServeOptions { context: CONTEXT, kv_tokens: Some(8192), kv_type: KvType::F32, ..options };
+pub(crate) fn engine(options: &ServeOptions) -> EngineHandle {
+    let options = ServeOptions {
+        context: CONTEXT,
+        kv_tokens: Some(8192),
+        kv_type: KvType::F32,
+        ..options.clone()
+    };
     Engine::start(model(), &ReferenceDevice::default(), options).expect("the fixture runs")
 }
 
@@ -52,7 +56,7 @@ impl Server {
     /// The tiny model on a real engine.
     pub(crate) fn real() -> Server {
         Server::new(
-            vec![served("tiny", Arc::new(engine(ServeOptions::default())))],
+            vec![served("tiny", Arc::new(engine(&ServeOptions::default())))],
             Options::default(),
         )
     }

@@ -174,7 +174,7 @@ fn start(config: &Config, flags: &Bench) -> Result<Started> {
 /// The synthetic model as a file in the cache folder, for an engine that reads nothing else.
 fn kept(config: &Config, synthetic: &Synthetic) -> Result<PathBuf> {
     let folder = config.home()?.join("synthetic");
-    let path = folder.join(synthetic.name().replace(':', "-")).with_extension("gguf");
+    let path = folder.join(format!("{}.gguf", synthetic.name().replace(':', "-")));
     if !path.is_file() {
         fs::create_dir_all(&folder)?;
         super::synth::write(synthetic, &path)?;

@@ -3,8 +3,8 @@
 
 mod against;
 mod bench;
-mod bench_serve;
 mod bench_batch;
+mod bench_serve;
 mod chat;
 mod count;
 mod devices;

@@ -88,8 +88,7 @@ pub(crate) fn run(config: &Config, flags: &Run) -> Result<()> {
         cancelled: &|| false,
     };
     let held = constraint.as_mut().map(|c| &mut **c as &mut dyn Constraint);
-    let answer =
-        answer::generate_held(config, &mut session, model, &request, held, &mut listener)?;
+    let answer = answer::generate_held(config, &mut session, model, &request, held, &mut listener)?;
     if stream && std::io::stdout().is_terminal() {
         output::product(b"\n")?;
     }

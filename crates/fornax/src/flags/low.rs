@@ -24,10 +24,10 @@ pub(crate) struct Cli {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Shared options")]
 pub(crate) struct Shared {
-    /// Where to compute; auto is metal on a Mac, else cpu; what a GPU refuses, the CPU runs
+    /// Where to compute; auto is the GPU where there is one; what a GPU refuses, the CPU runs
     #[arg(long, value_enum, default_value = "auto", global = true, value_name = "DEVICE")]
     pub(crate) device: DeviceName,
-    /// CPU threads [default: one for each physical core]
+    /// CPU threads; auto is then the CPU [default: one for each physical core]
     #[arg(long, global = true, value_name = "N", value_parser = positive)]
     pub(crate) threads: Option<usize>,
     /// Use this CPU tier instead of the best one; `fornax devices` lists them
@@ -64,7 +64,7 @@ pub(crate) enum DeviceName {
     Cpu,
     Reference,
     Metal,
-    /// The Metal kernels under an emulator: to test and to count, very slow
+    #[value(help = None)]
     MetalEmulated,
     Cuda,
 }
