@@ -5,7 +5,6 @@ mod client;
 mod disconnect;
 mod fixture;
 mod hostile;
-mod load;
 mod openai;
 mod protocols;
 mod script;

@@ -1,8 +1,19 @@
-//! Many clients at once: whatever they do, everything is answered once, and nothing is left behind.
+//! Many clients at once: whatever they do, everything is answered once, and nothing is left behind. A process of its own,
+//! because it asks how much memory the process has: other tests would be counted with it.
+#![allow(dead_code, reason = "the other tests' modules, of which this needs a part")]
+
+#[path = "../it/client.rs"]
+mod client;
+#[path = "../it/fixture.rs"]
+mod fixture;
+#[path = "../it/script.rs"]
+mod script;
+#[path = "../it/server.rs"]
+mod server;
 
 use std::io::Write;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use fornax_engine::serve::{EngineHandle, ServeOptions};
@@ -15,6 +26,9 @@ use crate::server::{Server, engine, served};
 
 const CHAT: &str = "/v1/chat/completions";
 const JSON: [(&str, &str); 1] = [("content-type", "application/json")];
+
+/// Held by each test: one after the other.
+static ALONE: Mutex<()> = Mutex::new(());
 
 /// Seconds of the mixed load; `FORNAX_LOAD_S` makes it longer.
 fn seconds() -> u64 {
@@ -42,6 +56,7 @@ fn resident() -> Option<u64> {
 
 #[test]
 fn mixed_clients_leave_nothing_behind() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let handle =
         engine(&ServeOptions { max_running: 16, max_queue: 64, ..ServeOptions::default() });
     let server = Server::new(vec![served("tiny", Arc::new(handle.clone()))], Options::default());
@@ -129,6 +144,7 @@ fn mixed_clients_leave_nothing_behind() {
 
 #[test]
 fn ten_thousand_queued_requests_are_all_answered_once() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let handle =
         engine(&ServeOptions { max_running: 64, max_queue: 10_000, ..ServeOptions::default() });
     let server = Server::new(vec![served("tiny", Arc::new(handle.clone()))], Options::default());
