@@ -1,7 +1,7 @@
 //! Nothing is allocated per decoded token: a counting allocator in a process of its own.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicU64, Ordering};
+#[path = "../../fornax-plan/tests/counting/mod.rs"]
+mod counting;
 
 use fornax_cpu::{CpuDevice, CpuOptions};
 use fornax_gguf::TensorType;
@@ -10,30 +10,7 @@ use fornax_plan::{
     BlockId, Device, KvType, Limits, SampleParams, SeqStep, SlotId, StepOutput, Tokens, Want,
 };
 
-static COUNT: AtomicU64 = AtomicU64::new(0);
-
-struct Counting;
-
-// SAFETY: every call goes to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        COUNT.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's word.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller's word.
-        unsafe { System.dealloc(at, layout) }
-    }
-    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        COUNT.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's word.
-        unsafe { System.realloc(at, layout, size) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
+use counting::allocations;
 
 #[test]
 fn sixty_four_tokens_of_three_sequences_allocate_nothing() {
@@ -70,11 +47,11 @@ fn sixty_four_tokens_of_three_sequences_allocate_nothing() {
         });
         // The first steps may still grow lists that are kept from then on.
         if pos == 6 {
-            before = COUNT.load(Ordering::Relaxed);
+            before = allocations();
         }
         let ticket = program.submit(&step).unwrap();
         program.wait(ticket, &mut out).unwrap();
         assert_eq!(out.tokens.len(), 3);
     }
-    assert_eq!(COUNT.load(Ordering::Relaxed) - before, 0);
+    assert_eq!(allocations() - before, 0);
 }

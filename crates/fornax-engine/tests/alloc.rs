@@ -2,41 +2,19 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::alloc::{GlobalAlloc, Layout, System};
+#[path = "../../fornax-plan/tests/counting/mod.rs"]
+mod counting;
+
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 
 use fornax_cpu::{CpuDevice, CpuOptions};
 use fornax_engine::serve::{Engine, Generation, ServeOptions, Update};
 use fornax_engine::{Model, SampleParams};
 
-static COUNT: AtomicU64 = AtomicU64::new(0);
-
-struct Counting;
-
-// SAFETY: every call goes to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        COUNT.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's word.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller's word.
-        unsafe { System.dealloc(at, layout) }
-    }
-    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        COUNT.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's word.
-        unsafe { System.realloc(at, layout, size) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
+use counting::allocations;
 
 /// Sequences at once.
 const SEQUENCES: u64 = 4;
@@ -62,7 +40,7 @@ fn a_decoded_token_allocates_its_own_update_alone() {
                 Update::Tokens(_) if i == SEQUENCES as u32 - 1 => {
                     heard += 1;
                     if heard == 100 || heard == 100 + COUNTED {
-                        marks[usize::from(heard > 100)] = COUNT.load(Ordering::Relaxed);
+                        marks[usize::from(heard > 100)] = allocations();
                     }
                 }
                 Update::Done(_) => tx.send((i, marks)).unwrap(),

@@ -1,8 +1,8 @@
 //! The host allocates nothing per decoded token, neither memory nor device buffers: a counting allocator in a process of its
 //! own.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicU64, Ordering};
+#[path = "../../fornax-plan/tests/counting/mod.rs"]
+mod counting;
 
 use fornax_gguf::TensorType;
 use fornax_metal::MetalDevice;
@@ -11,30 +11,7 @@ use fornax_plan::{
     BlockId, Device, KvType, Limits, Progress, SeqStep, SlotId, StepOutput, Tokens, Want,
 };
 
-static COUNT: AtomicU64 = AtomicU64::new(0);
-
-struct Counting;
-
-// SAFETY: every call goes to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        COUNT.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's word.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller's word.
-        unsafe { System.dealloc(at, layout) }
-    }
-    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        COUNT.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's word.
-        unsafe { System.realloc(at, layout, size) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
+use counting::allocations;
 
 /// Submitting a step and taking what came of it. What the stand-in does to run it is not the host's: it runs in the look
 /// between the two.
@@ -69,13 +46,13 @@ fn forty_tokens_of_three_sequences_allocate_nothing() {
             max_new: 1,
             stop: &[],
         });
-        let before = COUNT.load(Ordering::Relaxed);
+        let before = allocations();
         let ticket = program.submit(&step).unwrap();
-        let submitted = COUNT.load(Ordering::Relaxed);
+        let submitted = allocations();
         assert_eq!(program.poll(&ticket, &mut out).unwrap(), Progress::Done);
-        let polled = COUNT.load(Ordering::Relaxed);
+        let polled = allocations();
         program.wait(ticket, &mut out).unwrap();
-        let now = COUNT.load(Ordering::Relaxed);
+        let now = allocations();
         assert_eq!(out.tokens.len(), 3);
         // The first steps may still grow lists that are kept from then on.
         if pos > 6 {
