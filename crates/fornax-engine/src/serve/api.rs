@@ -306,3 +306,30 @@ pub struct Stats {
     /// What ended it.
     pub fault: Option<String>,
 }
+
+impl Stats {
+    /// Of an engine that has done nothing yet and began at `now`.
+    pub fn new(kv_blocks_total: u32, now: Instant) -> Stats {
+        Stats {
+            running: 0,
+            waiting: 0,
+            kv_blocks_used: 0,
+            kv_blocks_cached: 0,
+            kv_blocks_peak: 0,
+            kv_blocks_total,
+            prompt_tokens: 0,
+            prefix_hits: 0,
+            preemptions: 0,
+            tokens: 0,
+            drafted: 0,
+            accepted: 0,
+            steps: 0,
+            last_rows: 0,
+            last_step: now,
+            last_step_ms: 0.0,
+            step_since: None,
+            healthy: true,
+            fault: None,
+        }
+    }
+}

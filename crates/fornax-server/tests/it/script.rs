@@ -221,25 +221,5 @@ impl Backend for Shared {
 
 /// What an engine says of itself that works and has just made a step.
 pub(crate) fn quiet(running: usize) -> Stats {
-    Stats {
-        running,
-        waiting: 0,
-        kv_blocks_used: 0,
-        kv_blocks_cached: 0,
-        kv_blocks_peak: 0,
-        kv_blocks_total: 64,
-        prompt_tokens: 0,
-        prefix_hits: 0,
-        preemptions: 0,
-        tokens: 0,
-        drafted: 0,
-        accepted: 0,
-        steps: 7,
-        last_rows: 1,
-        last_step: Instant::now(),
-        last_step_ms: 1.0,
-        step_since: None,
-        healthy: true,
-        fault: None,
-    }
+    Stats { running, steps: 7, last_rows: 1, last_step_ms: 1.0, ..Stats::new(64, Instant::now()) }
 }
