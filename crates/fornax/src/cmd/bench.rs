@@ -162,22 +162,35 @@ fn start(config: &Config, flags: &Bench) -> Result<Started> {
     let Some(synthetic) = &flags.synthetic else {
         return Started::open(config, flags.model.model.as_deref());
     };
-    let synthetic = Synthetic::parse(synthetic).map_err(|e| super::usage(&e))?;
     if flags.against.is_some() {
-        let path = kept(config, &synthetic)?;
-        return Started::open(config, path.to_str());
+        return Started::open(config, kept(config, synthetic)?.to_str());
     }
+    let (model, name) = in_memory(synthetic)?;
+    Ok(Started::new(Opened::new(config)?, model, name))
+}
+
+fn parsed(synthetic: &str) -> Result<Synthetic> {
+    Synthetic::parse(synthetic).map_err(|e| super::usage(&e))
+}
+
+/// A synthetic model and its name.
+///
+/// # Errors
+/// When nothing is called that.
+pub(super) fn in_memory(synthetic: &str) -> Result<(Model, String)> {
+    let synthetic = parsed(synthetic)?;
     let gguf = Gguf::from_bytes(synthetic.write(Vec::new())?)?;
-    Ok(Started::new(Opened::new(config)?, Model::from_gguf(gguf)?, synthetic.name()))
+    Ok((Model::from_gguf(gguf)?, synthetic.name()))
 }
 
 /// The synthetic model as a file in the cache folder, for an engine that reads nothing else.
-fn kept(config: &Config, synthetic: &Synthetic) -> Result<PathBuf> {
+fn kept(config: &Config, synthetic: &str) -> Result<PathBuf> {
+    let synthetic = parsed(synthetic)?;
     let folder = config.home()?.join("synthetic");
     let path = folder.join(format!("{}.gguf", synthetic.name().replace(':', "-")));
     if !path.is_file() {
         fs::create_dir_all(&folder)?;
-        super::synth::write(synthetic, &path)?;
+        super::synth::write(&synthetic, &path)?;
     }
     Ok(path)
 }

@@ -11,15 +11,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use fornax_engine::Model;
 use fornax_engine::serve::{Engine, EngineHandle, Generation, ServeOptions, Update};
-use fornax_gguf::Gguf;
 use serde::{Deserialize, Serialize};
 
-use super::bench::checksum;
+use super::bench::{checksum, in_memory};
 use super::pull::size;
+use super::start;
 use crate::devices::{self, Opened};
 use crate::flags::high::Config;
 use crate::flags::low::Bench;
-use crate::synth::Synthetic;
 use crate::{machine, output};
 
 /// The one object of `--json`.
@@ -62,7 +61,7 @@ struct Run {
     accepted: u64,
     kv_blocks_peak: u32,
     kv_blocks_total: u32,
-    /// FNV-1a of all generated ids, request after request, in hexadecimal; all repeats agree.
+    /// FNV-1a of all ids that the first round generated, request after request, in hexadecimal.
     checksum: String,
 }
 
@@ -85,7 +84,7 @@ struct Seen {
 /// Prints a table or one JSON object.
 ///
 /// # Errors
-/// When the model cannot run, a request fails, or repeats disagree.
+/// When the model cannot run or a request fails.
 pub(crate) fn bench(config: &Config, flags: &Bench) -> Result<()> {
     let opened = Opened::new(config)?;
     let (model, name) = load(config, flags)?;
@@ -126,14 +125,11 @@ pub(crate) fn bench(config: &Config, flags: &Bench) -> Result<()> {
 
 fn load(config: &Config, flags: &Bench) -> Result<(Arc<Model>, String)> {
     if let Some(synthetic) = &flags.synthetic {
-        let synthetic = Synthetic::parse(synthetic).map_err(|e| super::usage(&e))?;
-        let gguf = Gguf::from_bytes(synthetic.write(Vec::new())?)?;
-        return Ok((Arc::new(Model::from_gguf(gguf)?), synthetic.name()));
+        let (model, name) = in_memory(synthetic)?;
+        return Ok((Arc::new(model), name));
     }
-    let path = super::start::file(config, flags.model.model.as_deref())?;
-    let model = Model::open(&path).with_context(|| format!("could not load {}", path.display()))?;
-    let name = path.file_name().map(|n| n.to_string_lossy().into_owned());
-    Ok((Arc::new(model), name.unwrap_or_else(|| path.display().to_string())))
+    let (path, model) = start::load(config, flags.model.model.as_deref())?;
+    Ok((Arc::new(model), start::called(&path)))
 }
 
 fn at_once(flags: &Bench) -> Result<Arrival> {
@@ -165,8 +161,8 @@ fn trace(path: &Path) -> Result<Vec<Arrival>> {
     Ok(all)
 }
 
-/// Runs the same requests several times and keeps the fastest; other tokens each time, so that nothing comes from the
-/// time before, but in the first round and the one after it, which must agree.
+/// Runs requests of the same lengths several times and keeps the fastest round, and the ids of the first; other tokens
+/// each time, so that nothing comes from the time before.
 fn repeat(
     config: &Config,
     opened: &Opened,
@@ -201,13 +197,13 @@ fn repeat(
         if round == 0 {
             first = seen.into_iter().map(|s| s.ids).collect();
         }
-        let checksum = checksum(&first.concat());
         if best.as_ref().is_none_or(|b| run.total_tok_s > b.total_tok_s) {
-            best = Some(Run { checksum: format!("{checksum:016x}"), ..run });
+            best = Some(run);
         }
     }
     engine.shutdown(Duration::ZERO);
-    best.map(|run| (run, first)).context("no round was asked for")
+    let run = best.context("no round was asked for")?;
+    Ok((Run { checksum: format!("{:016x}", checksum(&first.concat())), ..run }, first))
 }
 
 /// The prompt of a request: no two of one round begin alike, and none as in another round.

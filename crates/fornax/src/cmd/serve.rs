@@ -134,8 +134,7 @@ fn load(
         }
         _ => (None, name),
     };
-    let path = start::file(config, Some(name))?;
-    let model = Model::open(&path).with_context(|| format!("could not load {}", path.display()))?;
+    let (path, model) = start::load(config, Some(name))?;
     let alias = alias.map_or_else(|| called(name, &path), str::to_owned);
     let model = Arc::new(model);
     let context = context(flags, &model);

@@ -1,7 +1,7 @@
 //! What the commands that run a model have in common: a model, a device, the line that says so, and the line at the end.
 
 use std::cell::OnceCell;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use fornax_engine::{Model, Session, SessionOptions};
@@ -55,6 +55,22 @@ pub(super) fn file(config: &Config, name: Option<&str>) -> Result<PathBuf> {
     Store::open(config)?.file(name.unwrap_or(alias::DEFAULT))
 }
 
+/// That file and the model in it.
+///
+/// # Errors
+/// As [`file`], or when it holds no model that can be run.
+pub(super) fn load(config: &Config, name: Option<&str>) -> Result<(PathBuf, Model)> {
+    let path = file(config, name)?;
+    let model = Model::open(&path).with_context(|| format!("could not load {}", path.display()))?;
+    Ok((path, model))
+}
+
+/// How reports call a file.
+pub(super) fn called(path: &Path) -> String {
+    path.file_name()
+        .map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned())
+}
+
 /// One message of a chat.
 pub(super) fn message(role: &str, content: &str) -> Value {
     json!({ "role": role, "content": content })
@@ -81,12 +97,8 @@ impl Started {
     pub(super) fn open(config: &Config, name: Option<&str>) -> Result<Started> {
         // Before a download: a device that is not there is known at once.
         let opened = Opened::new(config)?;
-        let path = file(config, name)?;
-        let model =
-            Model::open(&path).with_context(|| format!("could not load {}", path.display()))?;
-        let name = path
-            .file_name()
-            .map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned());
+        let (path, model) = load(config, name)?;
+        let name = called(&path);
         Ok(Started { path: Some(path), ..Started::new(opened, model, name) })
     }
 
@@ -319,8 +331,6 @@ pub(super) fn conclude(config: &Config, answer: &Answer, percent: Option<f64>) {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use std::path::Path;
-
     use clap::Parser;
     use fornax_plan::{DeviceInfo, Error, Limits, Plan, Program, Refusal};
 

@@ -20,7 +20,7 @@ fn a_race_prints_both_sides_and_keeps_every_round() {
     let python = stand_in(
         &home,
         r#"echo '{"version":"9.9"}'
-while read -r line; do echo '{"prompt_s":0.5,"generate_s":0.25,"batch_s":null}'; done"#,
+while read -r line; do echo '{"prompt_s":0.5,"generate_s":0.25}'; done"#,
     );
     let receipt = home.join("out/receipt.json");
     let mut command = fornax(&home);

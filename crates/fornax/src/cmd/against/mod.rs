@@ -24,7 +24,7 @@ pub(super) fn race(
     started: &Started,
     context: usize,
 ) -> Result<()> {
-    let work = Work { prompt: flags.p, generate: flags.n, depth: flags.d, batch: 0 };
+    let work = Work { prompt: flags.p, generate: flags.n, depth: flags.d };
     let threads = started.device().info().threads;
     let mut session = started.session(config, context)?;
     let mut ours = Runner::new(&mut session, started.model.plan().hyper.vocab, flags.d);

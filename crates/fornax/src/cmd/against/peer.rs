@@ -18,8 +18,6 @@ pub(super) struct Work {
     pub(super) prompt: usize,
     pub(super) generate: usize,
     pub(super) depth: usize,
-    /// Sequences decoded at once.
-    pub(super) batch: usize,
 }
 
 /// Seconds of each part.
@@ -63,7 +61,7 @@ impl Peer {
             Some(python) => python.to_owned(),
             None => usual_python(config)?,
         };
-        let numbers = [work.prompt, work.generate, work.depth, threads as usize, work.batch];
+        let numbers = [work.prompt, work.generate, work.depth, threads as usize];
         let mut child = Command::new(&python)
             .args(["-c", DRIVER])
             .arg(model)

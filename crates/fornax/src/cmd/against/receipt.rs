@@ -23,7 +23,7 @@ pub(super) struct Receipt {
     pub(super) tests: Vec<Test>,
     /// A read-only stream over a buffer of the weights' size by the same threads, before each round.
     pub(super) read_gb_per_s: Vec<f64>,
-    /// Of the fornax process.
+    /// Of the fornax process, the buffer of that stream included.
     pub(super) peak_bytes: Option<u64>,
 }
 
