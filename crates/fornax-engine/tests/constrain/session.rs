@@ -10,14 +10,18 @@ use fornax_engine::{Event, Finish, Model, Request, SampleParams, Session, Sessio
 use fornax_plan::reference::ReferenceDevice;
 use serde_json::json;
 
-#[test]
-fn a_session_writes_what_the_grammar_says_and_stops_where_it_ends() {
+fn tiny() -> (Model, Session) {
     let path =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models/llama3-q8_0/model.gguf");
     let model = Model::open(&path).unwrap();
-    let mut session =
-        Session::new(&ReferenceDevice::default(), model.plan(), &SessionOptions::default())
-            .unwrap();
+    let options = SessionOptions::default();
+    let session = Session::new(&ReferenceDevice::default(), model.plan(), &options).unwrap();
+    (model, session)
+}
+
+#[test]
+fn a_session_writes_what_the_grammar_says_and_stops_where_it_ends() {
+    let (model, mut session) = tiny();
     let constrainer = Constrainer::new(model.tokenizer());
     let schema =
         json!({"type": "array", "items": {"enum": ["one", "two"]}, "minItems": 2, "maxItems": 2});
@@ -57,12 +61,7 @@ fn a_session_writes_what_the_grammar_says_and_stops_where_it_ends() {
 
 #[test]
 fn a_length_that_is_too_short_is_no_error() {
-    let path =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models/llama3-q8_0/model.gguf");
-    let model = Model::open(&path).unwrap();
-    let mut session =
-        Session::new(&ReferenceDevice::default(), model.plan(), &SessionOptions::default())
-            .unwrap();
+    let (model, mut session) = tiny();
     let compiled =
         Constrainer::new(model.tokenizer()).compile(&Grammar::Regex("a{50}".into())).unwrap();
     let prompt = model.encode("x");

@@ -72,6 +72,18 @@ impl Mixture {
         rows.map(dot).collect()
     }
 
+    /// The gated activations of every pick, in the order of the picks.
+    fn all_gated(&self, m: [&Matrix; 2], biases: &[Vec<f32>; 2], x: &[f32], act: u32) -> Vec<f64> {
+        let cols = m[0].cols;
+        let mut all = Vec::new();
+        for (pick, id) in self.ids.iter().enumerate() {
+            let x = &x[pick / self.top_k * cols..][..cols];
+            let [g, u] = [0, 1].map(|i| self.one(m[i], &biases[i], *id as usize, x));
+            all.extend(g.iter().zip(&u).map(|(g, u)| activated(act, *g, *u)));
+        }
+        all
+    }
+
     fn gated(&self, types: [TensorType; 2], cols: usize, act: u32, [o, s]: [u32; 2]) {
         let [gate, up] = [0, 1].map(|i| self.matrix(types[i], cols, i as u64));
         let x = noise(3, self.rows * cols);
@@ -91,13 +103,7 @@ impl Mixture {
             .floats(&biases[1])
             .buffer(&out)
             .go(&[&sizes[..], &[3, act], &limits[..], &tail[..]].concat());
-        let mut want = Vec::new();
-        for (pick, id) in self.ids.iter().enumerate() {
-            let x = &x[pick / self.top_k * cols..][..cols];
-            let g = self.one(&gate, &biases[0], *id as usize, x);
-            let u = self.one(&up, &biases[1], *id as usize, x);
-            want.extend(g.iter().zip(&u).map(|(g, u)| activated(act, *g, *u)));
-        }
+        let want = self.all_gated([&gate, &up], &biases, &x, act);
         close(&format!("gates of {types:?}"), &read_floats(&out, n * self.outs), &want, 1e-4);
     }
 
@@ -173,13 +179,7 @@ impl Mixture {
             .floats(&biases[1])
             .buffer(&out)
             .go(&[&sizes[..], &[3, act], &limits[..], &tail[..]].concat());
-        let mut want = Vec::new();
-        for (pick, id) in self.ids.iter().enumerate() {
-            let x = &x[pick / self.top_k * cols..][..cols];
-            let g = self.one(&gate, &biases[0], *id as usize, x);
-            let u = self.one(&up, &biases[1], *id as usize, x);
-            want.extend(g.iter().zip(&u).map(|(g, u)| activated(act, *g, *u)));
-        }
+        let want = self.all_gated([&gate, &up], &biases, &x, act);
         close(&format!("grouped gates of {types:?}"), &read_floats(&out, want.len()), &want, 1e-4);
         self.grouped_down(types[2], down_cols, &groups);
     }
