@@ -288,6 +288,7 @@ mod tests {
         act: None,
         chain: 1000,
         stops: 100,
+        deterministic: false,
     };
 
     /// Lays out one step of a prompt of two tokens in slot 2 and a continuation in slot 0.

@@ -17,6 +17,10 @@ pub(crate) fn refusals(plan: &Plan, limits: &Limits) -> Vec<Refusal> {
             all.push(refusal);
         }
     };
+    if limits.deterministic {
+        let why = "kernels and orders of sums change with the rows of a step".to_string();
+        refuse("deterministic".to_string(), why, "use --device cpu");
+    }
     if limits.kv_type == KvType::Q8_0 {
         for g in plan.kv.iter().filter(|g| g.k_width % 32 != 0 || g.v_width % 32 != 0) {
             let why = format!("heads of {} and {} are no whole blocks of 32", g.k_width, g.v_width);

@@ -49,6 +49,9 @@ pub struct Limits {
     pub chain: u32,
     /// Stop tokens that a sequence may name.
     pub stops: u32,
+    /// The same numbers for a row whatever runs beside it, however its sequence is cut into steps and
+    /// whichever slot and blocks it has. A device that cannot promise that refuses by name.
+    pub deterministic: bool,
 }
 
 impl Default for Limits {
@@ -63,6 +66,7 @@ impl Default for Limits {
             act: None,
             chain: 64,
             stops: 15,
+            deterministic: false,
         }
     }
 }
@@ -214,6 +218,12 @@ pub enum Cmd<'a> {
 pub trait Device {
     /// What it is.
     fn info(&self) -> DeviceInfo;
+
+    /// Bytes that may still be allocated on it now, as far as it knows: nothing of them is promised.
+    /// `None` where nobody counts.
+    fn memory_free(&self) -> Option<u64> {
+        None
+    }
 
     /// Everything about this plan and these limits that the device does not do; empty if it
     /// can run them.
