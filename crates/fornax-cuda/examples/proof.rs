@@ -1,6 +1,6 @@
 //! The proof that the boundary was frozen on: one layer, language-model head, argmax and the
 //! feedback of eight tokens, three sequences of different length at once, on the reference, the
-//! CPU, recorded Metal commands in shuffled order, and a CUDA graph. Prints the ids of each and
+//! CPU, Metal kernels under the emulator in shuffled order, and a CUDA graph. Prints the ids of each and
 //! `N passed, N failed`; with `conformance`, runs the whole list of cases on the GPU too.
 //!
 //! A machine without a GPU is told so and fails the CUDA rows, unless `no-gpu` is given.
@@ -139,7 +139,7 @@ fn prove(count: &mut Count, cuda: Option<&CudaDevice>) -> Outcome<()> {
             println!("      reference with the CPU's activations: {same}");
             compare(count, &case, &cpu, &format!("cpu {}", cpu.info().tier), &rounded);
             for seed in [1, 2, 3] {
-                let metal = MetalDevice::recorded(seed);
+                let metal = MetalDevice::emulated(seed);
                 let label = format!("metal {} seed {seed}", metal.info().tier);
                 compare(count, &case, &metal, &label, &want);
             }
@@ -366,7 +366,7 @@ fn main() -> ExitCode {
         count.note("behaviour", Err(e));
     }
     if asked("no-gpu")
-        && let Err(e) = behave(&mut count, &MetalDevice::recorded(7))
+        && let Err(e) = behave(&mut count, &MetalDevice::emulated(7))
     {
         count.note("behaviour", Err(e));
     }

@@ -4,24 +4,17 @@
 /// A 4-byte scalar as the word that carries it.
 pub(crate) trait Word: Copy {
     fn word(self) -> u32;
-    fn from_word(word: u32) -> Self;
 }
 
 impl Word for u32 {
     fn word(self) -> u32 {
         self
     }
-    fn from_word(word: u32) -> u32 {
-        word
-    }
 }
 
 impl Word for f32 {
     fn word(self) -> u32 {
         self.to_bits()
-    }
-    fn from_word(word: u32) -> f32 {
-        f32::from_bits(word)
     }
 }
 
@@ -35,13 +28,6 @@ macro_rules! args {
         impl $name {
             pub(crate) fn words(self) -> Vec<u32> {
                 vec![$(self.$field.word()),*]
-            }
-
-            #[allow(dead_code, reason = "scalar kernels read back what they take, and no more")]
-            pub(crate) fn from_words(words: &[u32]) -> Option<$name> {
-                let mut words = words.iter().copied();
-                let all = $name { $($field: <$ty as Word>::from_word(words.next()?)),* };
-                words.next().is_none().then_some(all)
             }
         }
     )*};
@@ -220,7 +206,9 @@ args! {
     }
     /// `argmax_parts`.
     PartsArgs { rows: u32, vocab: u32, parts: u32, }
-    /// `argmax_pick`: as [`ArgmaxArgs`].
+    /// `argmax_pick`: `base` is where this round's rows begin among all rows, `out_first` and
+    /// `out_next` are the choices of the first round and of each later one, `choices` all of a
+    /// ticket.
     PickArgs {
         rows: u32,
         base: u32,
@@ -237,17 +225,6 @@ args! {
     DrawArgs { rows: u32, base: u32, vocab: u32, parts: u32, }
     /// `select_rows`.
     SelectArgs { rows: u32, width: u32, }
-    /// `argmax`: `base` is where this round's rows begin among all rows, `out_first` and
-    /// `out_next` are the choices of the first round and of each later one, `choices` all of a
-    /// ticket.
-    ArgmaxArgs {
-        rows: u32,
-        vocab: u32,
-        base: u32,
-        out_first: u32,
-        out_next: u32,
-        choices: u32,
-    }
     /// `copy`; `rows` words.
     CopyArgs { rows: u32, width: u32, }
 }
@@ -274,11 +251,8 @@ mod tests {
     fn words_and_fields_agree() {
         let a = SelectArgs { rows: 3, width: 64 };
         assert_eq!(a.words(), [3, 64]);
-        assert_eq!(SelectArgs::from_words(&[3, 64]), Some(a));
-        assert_eq!(SelectArgs::from_words(&[3]), None);
-        assert_eq!(SelectArgs::from_words(&[3, 64, 1]), None);
-        let embed = EmbedArgs::from_words(&[1, 2, 3, 2.5f32.to_bits(), 7]);
-        assert_eq!(embed.map(|a| (a.scale, a.stride)), Some((2.5, 7)));
+        let embed = EmbedArgs { rows: 1, width: 2, vocab: 3, scale: 2.5, stride: 7 };
+        assert_eq!(embed.words(), [1, 2, 3, 2.5f32.to_bits(), 7]);
         assert_eq!(size_of::<AttentionArgs>(), 4 * 12);
         use std::mem::offset_of;
         for (kernel, at) in [

@@ -5,19 +5,19 @@ use std::sync::{Arc, OnceLock};
 
 use fornax_plan::{ActMode, Device, DeviceInfo, Error, Limits, Plan, Program, Refusal, Result};
 
-use crate::api::{self, Backend, Fault, Form, Gpu, Health, Order, Setup};
+use crate::api::{self, Backend, Fault, Gpu, Health, Setup};
 use crate::encode::Barriers;
 use crate::feed::Shape;
 use crate::policy::{Family, Policy};
 use crate::prepare::{self, KV_BLOCK};
 use crate::profile::Profile;
 use crate::program::MetalProgram;
-use crate::{library, stub, tune};
+use crate::{library, tune};
 
 /// Threads of a threadgroup at most, as Apple's GPUs have it.
 const THREADS_MAX: u32 = 1024;
 
-/// The Metal provider over the system's GPU or one of its stand-ins.
+/// The Metal provider over the system's GPU or its stand-in.
 #[derive(Clone, Debug)]
 pub struct MetalDevice {
     backend: Backend,
@@ -76,13 +76,6 @@ impl MetalDevice {
         Ok(MetalDevice { journal: Arc::default(), ..device })
     }
 
-    /// A device that runs its recorded commands in the order that `seed` shuffles, checks that
-    /// no two commands between barriers conflict, and writes the barriers that its tracker asks
-    /// for.
-    pub fn recorded(seed: u64) -> MetalDevice {
-        MetalDevice::over(Backend::Recorded, seed)
-    }
-
     /// A device that runs the kernel sources themselves under the emulator, which judges every
     /// access; commands between barriers run interleaved in the order that `seed` shuffles. The
     /// kernels are compiled when a plan is prepared, which needs a C++ compiler.
@@ -91,8 +84,7 @@ impl MetalDevice {
     }
 
     fn over(backend: Backend, seed: u64) -> MetalDevice {
-        let order = Order { seed, check_conflicts: true };
-        let setup = Setup { order, threads_max: THREADS_MAX, budget_s: None };
+        let setup = Setup { seed, threads_max: THREADS_MAX, budget_s: None };
         let (journal, health) = Default::default();
         let family = match &backend {
             Backend::System(gpu) => gpu.family(),
@@ -114,11 +106,14 @@ impl MetalDevice {
         }
     }
 
-    /// The same with fewer barriers, or without the check: for tests that must see a fault.
-    pub fn sabotaged(self, barriers: Barriers, check_conflicts: bool) -> MetalDevice {
-        let order = Order { check_conflicts, ..self.setup.order };
-        let setup = Setup { order, ..self.setup };
-        MetalDevice { setup, barriers, journal: Arc::default(), ..self }
+    /// The same with fewer barriers: for tests that must see a fault.
+    pub fn sabotaged(self, barriers: Barriers) -> MetalDevice {
+        MetalDevice { barriers, journal: Arc::default(), ..self }
+    }
+
+    /// The same with faults and losses of its own, of which others over the same GPU hear nothing: for tests.
+    pub fn apart(self) -> MetalDevice {
+        MetalDevice { health: Arc::default(), ..self }
     }
 
     /// The same with command buffers of at most so many seconds by prediction: for tests.
@@ -188,10 +183,6 @@ impl MetalDevice {
         self.health.live()
     }
 
-    fn form(&self) -> Form {
-        self.backend.form()
-    }
-
     /// What the programs of this device did so far.
     pub fn journal(&self) -> &Journal {
         &self.journal
@@ -209,16 +200,9 @@ impl MetalDevice {
 
 impl Device for MetalDevice {
     fn info(&self) -> DeviceInfo {
-        let (name, tier, weight_types) = match &self.backend {
-            Backend::Recorded => {
-                ("recorded commands on the host", "recorded-stub".to_string(), stub::WEIGHT_TYPES)
-            }
-            Backend::Emulated => {
-                ("Metal kernels on the host", "emulated".to_string(), library::WEIGHT_TYPES)
-            }
-            Backend::System(gpu) => {
-                (gpu.name(), format!("{:?}", gpu.family()).to_lowercase(), library::WEIGHT_TYPES)
-            }
+        let (name, tier) = match &self.backend {
+            Backend::Emulated => ("Metal kernels on the host", "emulated".to_string()),
+            Backend::System(gpu) => (gpu.name(), format!("{:?}", gpu.family()).to_lowercase()),
         };
         DeviceInfo {
             kind: "metal",
@@ -227,18 +211,18 @@ impl Device for MetalDevice {
             threads: 1,
             kv_block: KV_BLOCK,
             act: ActMode::F32,
-            weight_types: weight_types.to_vec(),
+            weight_types: library::WEIGHT_TYPES.to_vec(),
             in_flight: 2,
         }
     }
 
     fn supports(&self, plan: &Plan, limits: &Limits) -> Vec<Refusal> {
-        prepare::refusals(plan, limits, self.form())
+        prepare::refusals(plan, limits)
     }
 
     fn prepare(&self, plan: &Plan, limits: &Limits) -> Result<Box<dyn Program>> {
         let device = self.open()?;
-        let shape = Shape::new(plan, limits, self.form() != Form::Recorded);
+        let shape = Shape::new(plan, limits)?;
         let prepared = prepare::prepare(&device, &self.policy, plan, limits, &shape)?;
         let journal = Arc::clone(&self.journal);
         let program =

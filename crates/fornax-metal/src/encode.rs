@@ -118,6 +118,18 @@ pub(crate) struct Command {
     /// Only for rounds of few rows, each of another sequence, or only for others; any where absent.
     pub(crate) apart: Option<bool>,
     pub(crate) span: Span,
+    /// The pools that it reads or writes.
+    pub(crate) pools: Option<Pools>,
+}
+
+/// A layer's keys and values among a command's arguments: the slots of the first piece of each, which those of the
+/// others follow.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pools {
+    pub(crate) group: u32,
+    pub(crate) layer: u32,
+    pub(crate) keys: usize,
+    pub(crate) values: usize,
 }
 
 /// The buffers of one step in flight and where this round's parts lie in them.
@@ -233,7 +245,10 @@ impl Writer {
         self.touches.clear();
         encoder.set_pipeline(&command.pipeline);
         for (slot, arg) in command.args.iter().enumerate() {
-            let Some((place, access)) = arg else { continue };
+            let Some((place, access)) = arg else {
+                encoder.set_nothing(slot);
+                continue;
+            };
             let slice = round.slice(place, rows);
             self.touches.push(Touch {
                 buffer: slice.buffer.id,

@@ -11,6 +11,8 @@ use fornax_plan::{
     Batch, Error, Limits, Plan, Result, SampleParams, SeqStep, SlotId, Tokens, Want,
 };
 
+use crate::pieces::Pieces;
+
 /// Words of a row: token (or [`NONE`]: the slot's last), position, sequence, slot, tokens still
 /// to come from it, round, its place among its sequence's rows of the step, rows of it that follow.
 pub(crate) const ROW: usize = 8;
@@ -50,27 +52,30 @@ pub(crate) struct Shape {
     groups: usize,
     /// Entries of one block table.
     pub(crate) stride: usize,
+    /// Where the blocks are.
+    pub(crate) pieces: Pieces,
     /// Positions of a slot of which the device remembers the tokens.
     pub(crate) remembered: usize,
-    /// The device chooses in every way, and not the highest logit alone.
-    draws: bool,
 }
 
 /// Positions that a history has at most.
 const REMEMBERED_MAX: u32 = 1 << 18;
 
 impl Shape {
-    /// The shape for a plan; `draws` where the device has kernels for it.
-    pub(crate) fn new(plan: &Plan, limits: &Limits, draws: bool) -> Shape {
-        Shape {
+    /// The shape for a plan.
+    ///
+    /// # Errors
+    /// `is_unsupported` for more blocks than a table can name.
+    pub(crate) fn new(plan: &Plan, limits: &Limits) -> Result<Shape> {
+        Ok(Shape {
             remembered: plan.hyper.context.clamp(1, REMEMBERED_MAX) as usize,
-            draws,
             slots: limits.slots as usize,
             rows: limits.rows as usize,
             wanted: limits.wanted as usize,
             groups: plan.kv.len(),
             stride: limits.kv_blocks as usize,
-        }
+            pieces: Pieces::new(limits.kv_blocks)?,
+        })
     }
 
     /// Rows that the host gives, then the chain rows.
@@ -186,7 +191,7 @@ impl Feed {
         self.rounds = 1;
         self.ways = 0;
         for (ix, seq) in step.iter().enumerate() {
-            check(ix, seq, shape.draws)?;
+            check(ix, seq)?;
             let sample = seq.sample.unwrap_or_default();
             self.ways |= ways(&sample);
             self.words[shape.draws()][ix * DRAW..][..DRAW].copy_from_slice(&draw(&sample));
@@ -197,7 +202,7 @@ impl Feed {
             for (group, table) in seq.tables.iter().enumerate() {
                 let n = table.len().min(shape.stride);
                 let to = &mut self.words[shape.tables(group)][ix * shape.stride..][..n];
-                to.iter_mut().zip(*table).for_each(|(to, block)| *to = block.0);
+                to.iter_mut().zip(*table).for_each(|(to, block)| *to = shape.pieces.entry(block.0));
             }
         }
         self.rows(step, shape);
@@ -275,11 +280,8 @@ impl Feed {
 }
 
 /// What this form of the device does not do in a step, by name.
-fn check(ix: usize, seq: &SeqStep<'_>, draws: bool) -> Result<()> {
+fn check(ix: usize, seq: &SeqStep<'_>) -> Result<()> {
     let no = |what: String| Err(Error::unsupported(format!("step, sequence {ix}: {what}")));
-    if !draws && ways(&seq.sample.unwrap_or_default()) != 0 {
-        return no("the device chooses the highest logit only; sample on the host".into());
-    }
     if seq.max_new > CHAIN_MAX {
         return no(format!("{} tokens in one ticket, at most {CHAIN_MAX}", seq.max_new));
     }

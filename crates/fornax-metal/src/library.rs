@@ -19,6 +19,7 @@ pub(crate) struct Family {
 }
 
 const BLOCKS: (&str, &str) = ("blocks.metal", include_str!("../kernels/blocks/blocks.metal"));
+const POOL: (&str, &str) = ("pool.metal", include_str!("../kernels/pool/pool.metal"));
 const CODEBOOKS: (&str, &str) =
     ("codebooks.metal", include_str!("../kernels/blocks/codebooks.metal"));
 const MORE: (&str, &str) = ("more.metal", include_str!("../kernels/blocks/more.metal"));
@@ -89,21 +90,21 @@ pub(crate) static FAMILIES: &[Family] = &[
     },
     Family {
         name: "rope",
-        sources: &[source!("rope")],
+        sources: &[POOL, source!("rope")],
         plain: &["norm_rope"],
         weights: &[],
         kv: &["kv_write", "rope_write"],
     },
     Family {
         name: "attention",
-        sources: &[source!("attention")],
+        sources: &[POOL, source!("attention")],
         plain: &["attention_reduce"],
         weights: &[],
         kv: &["attention_split", "attention_tiled"],
     },
     Family {
         name: "append",
-        sources: &[source!("append")],
+        sources: &[POOL, source!("append")],
         plain: &[],
         weights: &[],
         kv: &["attention_append"],
@@ -191,6 +192,17 @@ pub(crate) fn numbered(types: &[TensorType], own: &[u32]) -> Vec<u32> {
     constants
 }
 
+/// Four function constants of a kernel's own, then the pieces that the cache has.
+pub(crate) fn pieced(own: &[u32], pieces: usize) -> Vec<u32> {
+    let mut constants = own.to_vec();
+    constants.resize(PIECES_AT, 0);
+    constants.push(pieces as u32);
+    constants
+}
+
+/// The function constant that says how many pieces the cache has.
+pub(crate) const PIECES_AT: usize = 4;
+
 impl Family {
     /// The names of all entries.
     pub(crate) fn entries(&self) -> Vec<String> {
@@ -206,8 +218,8 @@ impl Family {
 pub(crate) fn every_entry() -> impl Iterator<Item = (String, Vec<u32>)> {
     FAMILIES.iter().flat_map(Family::entries).map(|name| {
         let constants = match FAMILIES[family_of(&name).unwrap_or(0)].name {
-            "attention" => vec![1, 4, 4],
-            "append" => vec![1, 4, 4, 4],
+            "attention" | "append" => pieced(&[1, 4, 4, 4], 1),
+            "rope" => pieced(&[], 1),
             "embed" | "matvec" | "matmul" => numbered(&[TensorType::Q2_K], &[2, 1, 4, 0]),
             _ => Vec::new(),
         };

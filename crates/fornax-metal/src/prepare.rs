@@ -9,12 +9,12 @@ use fornax_plan::{
     ValueType, WeightId,
 };
 
-use crate::api::{Buffer, Device, Form};
+use crate::api::{Buffer, Device};
 use crate::encode::{Command, Extent, Place};
 use crate::feed::{CHAIN_MAX, STOPS, Shape};
 use crate::hazard::Access::{self, Read};
+use crate::library;
 use crate::policy::Policy;
-use crate::{library, stub};
 
 mod append;
 mod attention;
@@ -24,16 +24,13 @@ mod conv;
 mod linear;
 mod lower;
 mod moe;
-mod recorded;
 
 /// Tokens of one KV block.
 pub(crate) const KV_BLOCK: u32 = 32;
 
-/// What this form of the device does not do, by name.
-pub(crate) fn refusals(plan: &Plan, limits: &Limits, form: Form) -> Vec<Refusal> {
-    let recorded = form == Form::Recorded;
-    let wide = if recorded { u32::MAX } else { attention::HEAD_WIDTH_MAX };
-    let reads = |ty| if recorded { stub::WEIGHT_TYPES.contains(&ty) } else { library::reads(ty) };
+/// What the kernels do not do, by name.
+pub(crate) fn refusals(plan: &Plan, limits: &Limits) -> Vec<Refusal> {
+    let wide = attention::HEAD_WIDTH_MAX;
     let mut all = Vec::new();
     let mut refuse = |what: String, why: String, help: &str| {
         let refusal = Refusal { what, why, help: help.to_string() };
@@ -42,12 +39,12 @@ pub(crate) fn refusals(plan: &Plan, limits: &Limits, form: Form) -> Vec<Refusal>
         }
     };
     if limits.act == Some(ActMode::Q8) {
-        let why = "this form computes with 32-bit activations alone".to_string();
+        let why = "the kernels compute with 32-bit activations alone".to_string();
         refuse("activations q8".to_string(), why, "ask for f32 activations");
     }
-    if stored_as(limits.kv_type, form).is_none() {
-        let why = format!("{:?} is not stored by this form", limits.kv_type);
-        refuse("kv type".to_string(), why, "use --kv-type f16 or f32, or --device cpu");
+    if limits.deterministic {
+        let why = "kernels and orders of sums change with the rows of a step".to_string();
+        refuse("deterministic".to_string(), why, "use --device cpu");
     }
     if limits.chain > CHAIN_MAX || limits.stops as usize >= STOPS {
         let what = format!("tickets of {} tokens, {} stop tokens", limits.chain, limits.stops);
@@ -64,12 +61,6 @@ pub(crate) fn refusals(plan: &Plan, limits: &Limits, form: Form) -> Vec<Refusal>
         refuse(what, format!("the kernels hold at most {wide}"), "use --device cpu");
     }
     for op in &plan.ops {
-        let lacks = matches!(op, Op::ShortConv { .. } | Op::MoeRoute { .. } | Op::MoeMlp { .. });
-        if recorded && lacks {
-            let why = "this form has no kernel for it".to_string();
-            refuse(op.name().to_string(), why, "use --device cpu");
-            continue;
-        }
         if let Op::MoeRoute { router, top_k, .. } = op {
             let experts = plan.weights[router.weight.ix()].rows;
             if experts > moe::EXPERTS_MAX || *top_k > moe::CHOSEN_MAX {
@@ -80,23 +71,9 @@ pub(crate) fn refusals(plan: &Plan, limits: &Limits, form: Form) -> Vec<Refusal>
         }
         for id in matrices(op) {
             let ty = plan.weights[id.ix()].ty;
-            if !reads(ty) {
+            if !library::reads(ty) {
                 let what = format!("{} of {ty}", op.name());
                 refuse(what, "no kernel reads the type".to_string(), "use --device cpu");
-            }
-        }
-        if let Op::GatedMlp { gate, up, .. } = op {
-            let types = [gate, up].map(|l| plan.weights[l.weight.ix()].ty);
-            if recorded && types[0] != types[1] {
-                let what = format!("gated_mlp of {} and {}", types[0], types[1]);
-                let why = "gate and up must have one type".to_string();
-                refuse(what, why, "use --device cpu");
-            }
-        }
-        for w in vectors(op).map(|id| &plan.weights[id.ix()]) {
-            if recorded && w.ty != TensorType::F32 {
-                let what = format!("{} with {} of {}", op.name(), w.name, w.ty);
-                refuse(what, "vectors are read as F32".to_string(), "use --device cpu");
             }
         }
     }
@@ -120,7 +97,7 @@ fn vectors(op: &Op) -> impl Iterator<Item = WeightId> {
 pub(crate) struct Prepared {
     pub(crate) commands: Vec<Command>,
     /// By group, then by layer: keys and values.
-    pub(crate) pools: Vec<Vec<(Buffer, Buffer)>>,
+    pub(crate) pools: Vec<Vec<[Pool; 2]>>,
     /// By state: what it holds for slot after slot.
     pub(crate) states: Vec<Buffer>,
     /// The token that every slot chose last.
@@ -130,6 +107,19 @@ pub(crate) struct Prepared {
     pub(crate) scratch_bytes: u64,
     /// The type of what the pools hold.
     pub(crate) kv_type: TensorType,
+}
+
+/// Keys or values of a layer.
+#[derive(Clone, Debug)]
+pub(crate) struct Pool {
+    /// As [`crate::pieces`] has them.
+    pub(crate) pieces: Vec<Buffer>,
+}
+
+/// Words of so many blocks of a pool whose tokens are `width` wide.
+pub(crate) fn pool_words(kv: TensorType, blocks: u32, width: u32) -> usize {
+    let elements = blocks as usize * (KV_BLOCK * width) as usize;
+    elements / kv.block_len() * kv.block_bytes() / 4
 }
 
 struct Builder<'a> {
@@ -167,11 +157,10 @@ pub(crate) fn prepare(
     shape: &Shape,
 ) -> Result<Prepared> {
     plan.validate()?;
-    if let Some(r) = refusals(plan, limits, device.form()).first() {
+    if let Some(r) = refusals(plan, limits).first() {
         return Err(Error::unsupported(format!("metal: {}: {}; {}", r.what, r.why, r.help)));
     }
-    let kv_type = stored_as(limits.kv_type, device.form())
-        .ok_or_else(|| Error::unsupported("metal: kv type".to_string()))?;
+    let kv_type = stored_as(limits.kv_type);
     let values = liveness::assign(plan);
     let rows = |space| if space == RowSpace::Tokens { limits.rows } else { limits.wanted };
     let chained = limits.slots;
@@ -227,10 +216,7 @@ pub(crate) fn prepare(
             kv_type,
         },
     };
-    match device.form() {
-        Form::Recorded => builder.record()?,
-        Form::Emulated | Form::System => builder.lower()?,
-    }
+    builder.lower()?;
     Ok(builder.out)
 }
 
@@ -246,24 +232,23 @@ fn pools(
     plan: &Plan,
     limits: &Limits,
     kv: TensorType,
-) -> Result<Vec<Vec<(Buffer, Buffer)>>> {
+) -> Result<Vec<Vec<[Pool; 2]>>> {
     let pool = |label, width: u32| {
-        let elements = limits.kv_blocks as usize * (KV_BLOCK * width) as usize;
-        device.buffer(label, elements / kv.block_len() * kv.block_bytes() / 4)
+        let buffer = device.buffer(label, pool_words(kv, limits.kv_blocks, width))?;
+        Ok::<_, Error>(Pool { pieces: vec![buffer] })
     };
     let pair = |g: &KvGroup| {
-        Ok((pool("keys", g.heads * g.k_width)?, pool("values", g.heads * g.v_width)?))
+        Ok([pool("keys", g.heads * g.k_width)?, pool("values", g.heads * g.v_width)?])
     };
     plan.kv.iter().map(|g| g.layers.iter().map(|_| pair(g)).collect()).collect()
 }
 
-/// How a form stores keys and values; none where it cannot.
-fn stored_as(kv: KvType, form: Form) -> Option<TensorType> {
-    match (kv, form) {
-        (KvType::F32, _) => Some(TensorType::F32),
-        (KvType::F16, Form::Emulated | Form::System) => Some(TensorType::F16),
-        (KvType::Q8_0, Form::Emulated | Form::System) => Some(TensorType::Q8_0),
-        _ => None,
+/// How the kernels store keys and values.
+fn stored_as(kv: KvType) -> TensorType {
+    match kv {
+        KvType::F32 => TensorType::F32,
+        KvType::F16 => TensorType::F16,
+        KvType::Q8_0 => TensorType::Q8_0,
     }
 }
 

@@ -16,7 +16,7 @@ use crate::api::{Buffer, Committed, Device, Queue};
 use crate::device::Journal;
 use crate::encode::{Barriers, Round, Writer};
 use crate::feed::{Feed, NONE, Shape};
-use crate::prepare::{KV_BLOCK, Prepared};
+use crate::prepare::{KV_BLOCK, Prepared, pool_words};
 use crate::report;
 
 mod collect;
@@ -242,12 +242,12 @@ impl MetalProgram {
     ) -> Result<()> {
         let g = &self.plan.kv[group as usize];
         let widths = [g.heads * g.k_width, g.heads * g.v_width].map(|w| w as usize);
-        for (keys, values) in &self.prepared.pools[group as usize] {
+        for [keys, values] in &self.prepared.pools[group as usize] {
             for pos in tokens.clone() {
-                let block = table[(pos / KV_BLOCK) as usize].ix();
-                let at = block * KV_BLOCK as usize + (pos % KV_BLOCK) as usize;
-                each(*keys, at * widths[0], widths[0])?;
-                each(*values, at * widths[1], widths[1])?;
+                let (piece, block) = self.shape.pieces.place(table[(pos / KV_BLOCK) as usize].0);
+                let at = (block * KV_BLOCK + pos % KV_BLOCK) as usize;
+                each(keys.pieces[piece], at * widths[0], widths[0])?;
+                each(values.pieces[piece], at * widths[1], widths[1])?;
             }
         }
         Ok(())
@@ -401,11 +401,17 @@ impl Program for MetalProgram {
         match command {
             Cmd::CopyBlock { group, from, to } => {
                 self.known_blocks(group, &[from, to], 0)?;
-                for pool in self.prepared.pools[group as usize].iter().flat_map(|(k, v)| [k, v]) {
-                    let mut words = vec![0; pool.len_bytes / 4 / self.limits.kv_blocks as usize];
-                    let len = words.len();
-                    self.device.read(*pool, from.ix() * len, &mut words);
-                    self.device.write(*pool, to.ix() * len, &words);
+                let g = &self.plan.kv[group as usize];
+                let widths = [g.heads * g.k_width, g.heads * g.v_width];
+                let [from, to] = [from, to].map(|b| self.shape.pieces.place(b.0));
+                let mut words = Vec::new();
+                for pair in &self.prepared.pools[group as usize] {
+                    for (pool, width) in pair.iter().zip(widths) {
+                        let len = pool_words(self.prepared.kv_type, 1, width);
+                        words.resize(len, 0);
+                        self.device.read(pool.pieces[from.0], from.1 as usize * len, &mut words);
+                        self.device.write(pool.pieces[to.0], to.1 as usize * len, &words);
+                    }
                 }
             }
             Cmd::ReadKv { group, table, tokens, out } => {
@@ -458,7 +464,7 @@ impl Program for MetalProgram {
 
     fn memory(&self) -> MemoryUse {
         let pools = self.prepared.pools.iter().flatten();
-        let kv = pools.map(|(k, v)| (k.len_bytes + v.len_bytes) as u64).sum();
+        let kv = pools.flatten().flat_map(|p| &p.pieces).map(|b| b.len_bytes as u64).sum();
         let step = |f: &Frame| {
             [f.upload, f.out, f.logits, f.hidden].iter().map(|b| b.len_bytes as u64).sum::<u64>()
         };

@@ -6,7 +6,7 @@ use std::ops::Range;
 use fornax_gguf::TensorType;
 use fornax_plan::{Error, Op, Plan, Result, WeightId};
 
-use crate::api::{Access, Buffer, Device, Form, Grid};
+use crate::api::{Access, Buffer, Device, Grid};
 use crate::args::{CopyArgs, MatmulArgs};
 use crate::library::typed;
 use crate::policy::{Policy, Tile};
@@ -72,7 +72,7 @@ pub(crate) fn tune(
     plan: &Plan,
     mut say: impl FnMut(&str),
 ) -> Result<Profile> {
-    if device.form() != Form::System {
+    if !device.has_clock() {
         return Err(Error::unsupported(
             "tune: there is no Metal GPU here, and times of a stand-in say nothing of one; --dry-run lists what would \
              be timed",

@@ -18,7 +18,11 @@ use counting::allocations;
 #[test]
 fn forty_tokens_of_three_sequences_allocate_nothing() {
     let plan = proof_plan(TensorType::Q8_0);
-    let device = MetalDevice::recorded(1);
+    let device = if cfg!(target_os = "macos") {
+        MetalDevice::system().expect("on a Mac the kernels run on its GPU")
+    } else {
+        MetalDevice::emulated(1)
+    };
     let limits = Limits {
         slots: 3,
         rows: 8,
@@ -49,7 +53,7 @@ fn forty_tokens_of_three_sequences_allocate_nothing() {
         let before = allocations();
         let ticket = program.submit(&step).unwrap();
         let submitted = allocations();
-        assert_eq!(program.poll(&ticket, &mut out).unwrap(), Progress::Done);
+        while program.poll(&ticket, &mut out).unwrap() == Progress::Running {}
         let polled = allocations();
         program.wait(ticket, &mut out).unwrap();
         let now = allocations();

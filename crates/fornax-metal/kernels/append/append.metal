@@ -1,8 +1,8 @@
 // Decode attention that does what comes before it too: norm and rotation of queries and keys, the append, and the first
 // stage of attention over the paged cache, for steps with one row of each sequence.
 //
-// Layout: q rows x heads x k_width, k and v rows x kv heads x width floats, as the projections left them; pools, rows and
-// tables as in rope.metal. partials, a row `part` floats: heads x splits x v_width unscaled mixes, then heads x splits x 2
+// Layout: q rows x heads x k_width, k and v rows x kv heads x width floats, as the projections left them; pools and
+// tables as in pool.metal, rows as in rope.metal. partials, a row `part` floats: heads x splits x v_width unscaled mixes, then heads x splits x 2
 // floats (largest score, sum), for matvec_joined.
 // Heads are at most 256 wide: a lane holds every 32nd element, K_EACH of a key and V_EACH of a value.
 // Threads: SIMDS simdgroups for a share of the keys, along x, of HEADS query heads of one key head, along y, of a row, along
@@ -24,24 +24,6 @@ constant constexpr uint MOST_EACH = 8;
 constant constexpr uint MOST_SIMDS = 4;
 // Floats of mixes that a simdgroup leaves at a time.
 constant constexpr uint LEFT = 1024;
-
-// Q8_0: elements are d * q.
-struct Eights {
-    half d;
-    char q[32];
-};
-
-inline float stored(device const float *pool, ulong i) {
-    return pool[i];
-}
-
-inline float stored(device const half *pool, ulong i) {
-    return float(pool[i]);
-}
-
-inline float stored(device const Eights *pool, ulong i) {
-    return float(pool[i / 32].d) * float(pool[i / 32].q[i % 32]);
-}
 
 // What element i reads once it is stored; stores it where asked. In a pool of blocks the lanes of a simdgroup hold a whole
 // block: all of them, in order.
@@ -85,8 +67,8 @@ struct AppendArgs {
     float magnitude;
 };
 
-inline ulong token_at(device const uint *tables, uint seq, uint pos, constant AppendArgs &args) {
-    return ulong(tables[seq * args.stride + pos / args.block]) * args.block + pos % args.block;
+inline Token token_at(device const uint *tables, uint seq, uint pos, constant AppendArgs &args) {
+    return token_of(tables, seq, args.stride, args.block, pos);
 }
 
 inline float capped(float score, constant AppendArgs &args) {
@@ -143,8 +125,11 @@ kernel void attention_append(device const float *q [[buffer(0)]], device const f
                              device const float *v [[buffer(2)]], device const float *q_norm [[buffer(3)]],
                              device const float *k_norm [[buffer(4)]], device const float *freqs [[buffer(5)]],
                              device const uint *rows [[buffer(6)]], device const uint *tables [[buffer(7)]],
-                             device KV *keys [[buffer(8)]], device KV *values [[buffer(9)]],
-                             device float *partials [[buffer(10)]], constant AppendArgs &args [[buffer(11)]],
+                             device KV *keys0 [[buffer(8)]], device KV *keys1 [[buffer(9)]], device KV *keys2 [[buffer(10)]],
+                             device KV *keys3 [[buffer(11)]], device KV *values0 [[buffer(12)]],
+                             device KV *values1 [[buffer(13)]], device KV *values2 [[buffer(14)]],
+                             device KV *values3 [[buffer(15)]], device float *partials [[buffer(16)]],
+                             constant AppendArgs &args [[buffer(17)]],
                              uint3 group [[threadgroup_position_in_grid]], uint t [[thread_index_in_threadgroup]],
                              uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]]) {
     threadgroup float tops[MOST_SIMDS * MOST_HEADS], sums[MOST_SIMDS * MOST_HEADS], mixes[MOST_SIMDS * LEFT];
@@ -187,7 +172,10 @@ kernel void attention_append(device const float *q [[buffer(0)]], device const f
     // The row's own key and value, as the cache will give them.
     float k_now[MOST_EACH], v_now[MOST_EACH];
     if (end == pos + 1) {
-        const ulong at = token_at(tables, seq, pos, args) * args.kv_heads + kv;
+        const Token token = token_at(tables, seq, pos, args);
+        const ulong at = token.at * args.kv_heads + kv;
+        device KV *keys = piece_of(token.piece, keys0, keys1, keys2, keys3);
+        device KV *values = piece_of(token.piece, values0, values1, values2, values3);
         const bool store = simd == 0 && head0 % each == 0;
         turned(k + (ulong(group.z) * args.kv_heads + kv) * args.k_width, k_norm, args.k_norm != 0, turn, args, lane, k_now);
         for (uint j = 0; j < K_EACH; j++) {
@@ -207,18 +195,22 @@ kernel void attention_append(device const float *q [[buffer(0)]], device const f
     }
     for (uint key = begin + 4 * simd; key < end; key += 4 * SIMDS) {
         ulong at[4];
+        uint piece[4];
         bool now[4];
         float scores[MOST_HEADS][4];
         for (uint u = 0; u < 4; u++) {
             const uint p = min(key + u, end - 1);
             now[u] = p == pos;
-            at[u] = token_at(tables, seq, p, args) * args.kv_heads + kv;
+            const Token token = token_at(tables, seq, p, args);
+            at[u] = token.at * args.kv_heads + kv;
+            piece[u] = token.piece;
+            device const KV *keys = piece_of(token.piece, keys0, keys1, keys2, keys3);
             float ks[MOST_EACH];
             for (uint j = 0; j < K_EACH; j++) {
                 const uint d = lane + 32 * j;
                 ks[j] = 0;
                 if (d < args.k_width) {
-                    ks[j] = now[u] ? k_now[j] : stored((device const KV *)keys, at[u] * args.k_width + d);
+                    ks[j] = now[u] ? k_now[j] : stored(keys, at[u] * args.k_width + d);
                 }
             }
             for (uint h = 0; h < HEADS; h++) {
@@ -244,10 +236,11 @@ kernel void attention_append(device const float *q [[buffer(0)]], device const f
             }
         }
         for (uint u = 0; u < 4; u++) {
+            device const KV *values = piece_of(piece[u], values0, values1, values2, values3);
             for (uint j = 0; j < V_EACH; j++) {
                 const uint d = lane + 32 * j;
                 if (d < args.v_width) {
-                    const float w = now[u] ? v_now[j] : stored((device const KV *)values, at[u] * args.v_width + d);
+                    const float w = now[u] ? v_now[j] : stored(values, at[u] * args.v_width + d);
                     for (uint h = 0; h < HEADS; h++) {
                         mix[h][j] = fma(scores[h][u], w, mix[h][j]);
                     }

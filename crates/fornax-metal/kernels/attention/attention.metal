@@ -1,6 +1,6 @@
 // Attention over the paged cache: a row at position p sees the keys max(0, p - window + 1) ..= p of its own sequence.
 //
-// Layout: q rows x heads x k_width and out rows x heads x v_width floats; pools, rows and tables as in rope.metal; partials
+// Layout: q rows x heads x k_width and out rows x heads x v_width floats; pools and tables as in pool.metal, rows as in rope.metal; partials
 // rows x heads x splits x (2 + v_width) floats: largest score, sum, unscaled mix.
 // Heads are at most 256 wide: a lane holds every 32nd element, K_EACH of a key and V_EACH of a value.
 // Threads: said at each kernel; a lane of a simdgroup always holds the same elements of a head.
@@ -18,24 +18,6 @@ constant uint V_EACH [[function_constant(2)]];
 constant constexpr uint MOST_HEADS = 8;
 constant constexpr uint MOST_EACH = 8;
 
-// Q8_0: elements are d * q.
-struct Eights {
-    half d;
-    char q[32];
-};
-
-inline float stored(device const float *pool, ulong i) {
-    return pool[i];
-}
-
-inline float stored(device const half *pool, ulong i) {
-    return float(pool[i]);
-}
-
-inline float stored(device const Eights *pool, ulong i) {
-    return float(pool[i / 32].d) * float(pool[i / 32].q[i % 32]);
-}
-
 struct AttentionArgs {
     uint rows, heads, kv_heads, k_width, v_width, block, stride, window;
     float scale, softcap;
@@ -46,8 +28,8 @@ inline uint first_key(uint pos, constant AttentionArgs &args) {
     return args.window == 0 || pos < args.window ? 0 : pos + 1 - args.window;
 }
 
-inline ulong token_at(device const uint *tables, uint seq, uint pos, constant AttentionArgs &args) {
-    return ulong(tables[seq * args.stride + pos / args.block]) * args.block + pos % args.block;
+inline Token token_at(device const uint *tables, uint seq, uint pos, constant AttentionArgs &args) {
+    return token_of(tables, seq, args.stride, args.block, pos);
 }
 
 inline float capped(float score, constant AttentionArgs &args) {
@@ -58,9 +40,12 @@ inline float capped(float score, constant AttentionArgs &args) {
 // heads of one key head, along y, of a row, along z. Each K and V element of the share is read once for all of its heads.
 template <typename KV>
 kernel void attention_split(device const float *q [[buffer(0)]], device const uint *rows [[buffer(1)]],
-                            device const uint *tables [[buffer(2)]], device const KV *keys [[buffer(3)]],
-                            device const KV *values [[buffer(4)]], device float *partials [[buffer(5)]],
-                            constant AttentionArgs &args [[buffer(6)]], uint3 group [[threadgroup_position_in_grid]],
+                            device const uint *tables [[buffer(2)]], device const KV *keys0 [[buffer(3)]],
+                            device const KV *keys1 [[buffer(4)]], device const KV *keys2 [[buffer(5)]],
+                            device const KV *keys3 [[buffer(6)]], device const KV *values0 [[buffer(7)]],
+                            device const KV *values1 [[buffer(8)]], device const KV *values2 [[buffer(9)]],
+                            device const KV *values3 [[buffer(10)]], device float *partials [[buffer(11)]],
+                            constant AttentionArgs &args [[buffer(12)]], uint3 group [[threadgroup_position_in_grid]],
                             uint lane [[thread_index_in_simdgroup]]) {
     device const uint *mine = rows + 8 * group.z;
     if (mine[4] == 0) {
@@ -86,9 +71,13 @@ kernel void attention_split(device const float *q [[buffer(0)]], device const ui
     }
     for (uint key = begin; key < end; key += 4) {
         ulong at[4];
+        uint piece[4];
         float scores[MOST_HEADS][4];
         for (uint u = 0; u < 4; u++) {
-            at[u] = token_at(tables, seq, min(key + u, end - 1), args) * args.kv_heads + kv;
+            const Token token = token_at(tables, seq, min(key + u, end - 1), args);
+            at[u] = token.at * args.kv_heads + kv;
+            piece[u] = token.piece;
+            device const KV *keys = piece_of(token.piece, keys0, keys1, keys2, keys3);
             float ks[MOST_EACH];
             for (uint j = 0; j < K_EACH; j++) {
                 const uint d = lane + 32 * j;
@@ -117,6 +106,7 @@ kernel void attention_split(device const float *q [[buffer(0)]], device const ui
             }
         }
         for (uint u = 0; u < 4; u++) {
+            device const KV *values = piece_of(piece[u], values0, values1, values2, values3);
             for (uint j = 0; j < V_EACH; j++) {
                 const uint d = lane + 32 * j;
                 const float v = d < args.v_width ? stored(values, at[u] * args.v_width + d) : 0.0f;
@@ -182,9 +172,12 @@ constant constexpr uint WIDTH = 32 * MOST_EACH;
 // rows of one sequence see pass through threadgroup memory, eight at a time, and are read once for all rows and heads.
 template <typename KV>
 kernel void attention_tiled(device const float *q [[buffer(0)]], device const uint *rows [[buffer(1)]],
-                            device const uint *tables [[buffer(2)]], device const KV *keys [[buffer(3)]],
-                            device const KV *values [[buffer(4)]], device const float *sinks [[buffer(5)]],
-                            device float *out [[buffer(6)]], constant AttentionArgs &args [[buffer(7)]],
+                            device const uint *tables [[buffer(2)]], device const KV *keys0 [[buffer(3)]],
+                            device const KV *keys1 [[buffer(4)]], device const KV *keys2 [[buffer(5)]],
+                            device const KV *keys3 [[buffer(6)]], device const KV *values0 [[buffer(7)]],
+                            device const KV *values1 [[buffer(8)]], device const KV *values2 [[buffer(9)]],
+                            device const KV *values3 [[buffer(10)]], device const float *sinks [[buffer(11)]],
+                            device float *out [[buffer(12)]], constant AttentionArgs &args [[buffer(13)]],
                             uint2 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
                             uint simd [[simdgroup_index_in_threadgroup]]) {
     threadgroup float ks[TILE * WIDTH], vs[TILE * WIDTH];
@@ -220,7 +213,10 @@ kernel void attention_tiled(device const float *q [[buffer(0)]], device const ui
         for (uint key = low; key < high; key += TILE) {
             threadgroup_barrier(mem_flags::mem_threadgroup);
             if (key + simd < high) {
-                const ulong at = token_at(tables, seq, key + simd, args) * args.kv_heads + kv;
+                const Token token = token_at(tables, seq, key + simd, args);
+                const ulong at = token.at * args.kv_heads + kv;
+                device const KV *keys = piece_of(token.piece, keys0, keys1, keys2, keys3);
+                device const KV *values = piece_of(token.piece, values0, values1, values2, values3);
                 for (uint d = lane; d < args.k_width; d += 32) {
                     ks[simd * WIDTH + d] = stored(keys, at * args.k_width + d);
                 }

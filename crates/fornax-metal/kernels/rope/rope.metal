@@ -1,8 +1,7 @@
 // RMS norm of heads, rotary positions, and keys and values into the paged cache.
 //
-// Layout: q, k, v rows x (heads x dim) floats; a pool is [block][token][kv head x width] of one layer, keys and values apart,
-// in floats, halves or blocks of 32 (no head's end is within one); rows 8 words each: token, position, sequence, slot, tokens
-// left, ...; tables a sequence's blocks, `stride` apart. Heads of keys are at most 256 wide.
+// Layout: q, k, v rows x (heads x dim) floats; pools and tables as in pool.metal; rows 8 words each: token, position,
+// sequence, slot, tokens left, ... Heads of keys are at most 256 wide.
 // Threads: a simdgroup a head of a row, four heads a threadgroup; heads along x, rows along y. A lane every 32nd pair.
 // Bytes: with a norm an element is read twice (the second time from the cache), else once. Accumulates in float.
 #include <metal_stdlib>
@@ -67,17 +66,6 @@ kernel void norm_rope(device const float *x [[buffer(0)]], device const float *n
 
 constant constexpr uint WIDEST = 256;
 
-// Where a token lies in a pool, counted in tokens.
-inline ulong token_at(device const uint *tables, uint seq, uint stride, uint block, uint pos) {
-    return ulong(tables[seq * stride + pos / block]) * block + pos % block;
-}
-
-// Q8_0: weights are d * q.
-struct Eights {
-    half d;
-    char q[32];
-};
-
 // Element i of a pool. In a pool of blocks the lanes of a simdgroup put a whole block: all of them, in order.
 inline void put(device float *pool, ulong i, float v, uint) {
     pool[i] = v;
@@ -107,20 +95,24 @@ struct KvWriteArgs {
 template <typename KV>
 kernel void kv_write(device const float *k [[buffer(0)]], device const float *v [[buffer(1)]],
                      device const uint *rows [[buffer(2)]], device const uint *tables [[buffer(3)]],
-                     device KV *keys [[buffer(4)]], device KV *values [[buffer(5)]],
-                     constant KvWriteArgs &args [[buffer(6)]], uint2 at [[thread_position_in_grid]],
+                     device KV *keys0 [[buffer(4)]], device KV *keys1 [[buffer(5)]], device KV *keys2 [[buffer(6)]],
+                     device KV *keys3 [[buffer(7)]], device KV *values0 [[buffer(8)]], device KV *values1 [[buffer(9)]],
+                     device KV *values2 [[buffer(10)]], device KV *values3 [[buffer(11)]],
+                     constant KvWriteArgs &args [[buffer(12)]], uint2 at [[thread_position_in_grid]],
                      uint lane [[thread_index_in_simdgroup]]) {
     device const uint *row = rows + 8 * at.y;
     // The position of a row with nothing left to produce may lie past its blocks.
     if (row[4] == 0) {
         return;
     }
-    const ulong token = token_at(tables, row[2], args.stride, args.block, row[1]);
+    const Token token = token_of(tables, row[2], args.stride, args.block, row[1]);
+    device KV *keys = piece_of(token.piece, keys0, keys1, keys2, keys3);
+    device KV *values = piece_of(token.piece, values0, values1, values2, values3);
     if (at.x < args.k_width) {
-        put(keys, token * args.k_width + at.x, k[ulong(at.y) * args.k_width + at.x], lane);
+        put(keys, token.at * args.k_width + at.x, k[ulong(at.y) * args.k_width + at.x], lane);
     }
     if (at.x < args.v_width) {
-        put(values, token * args.v_width + at.x, v[ulong(at.y) * args.v_width + at.x], lane);
+        put(values, token.at * args.v_width + at.x, v[ulong(at.y) * args.v_width + at.x], lane);
     }
 }
 
@@ -138,8 +130,10 @@ kernel void rope_write(device const float *q [[buffer(0)]], device const float *
                        device const float *v [[buffer(2)]], device const float *q_norm [[buffer(3)]],
                        device const float *k_norm [[buffer(4)]], device const float *freqs [[buffer(5)]],
                        device const uint *rows [[buffer(6)]], device const uint *tables [[buffer(7)]],
-                       device float *q_out [[buffer(8)]], device KV *keys [[buffer(9)]], device KV *values [[buffer(10)]],
-                       constant RopeWriteArgs &args [[buffer(11)]], uint2 group [[threadgroup_position_in_grid]],
+                       device float *q_out [[buffer(8)]], device KV *keys0 [[buffer(9)]], device KV *keys1 [[buffer(10)]],
+                       device KV *keys2 [[buffer(11)]], device KV *keys3 [[buffer(12)]], device KV *values0 [[buffer(13)]],
+                       device KV *values1 [[buffer(14)]], device KV *values2 [[buffer(15)]],
+                       device KV *values3 [[buffer(16)]], constant RopeWriteArgs &args [[buffer(17)]], uint2 group [[threadgroup_position_in_grid]],
                        uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]]) {
     threadgroup float stage[4 * WIDEST];
     uint head = group.x * 4 + simd;
@@ -157,22 +151,24 @@ kernel void rope_write(device const float *q [[buffer(0)]], device const float *
         return;
     }
     head -= args.heads;
-    const ulong token = token_at(tables, row[2], args.stride, args.block, row[1]);
+    const Token token = token_of(tables, row[2], args.stride, args.block, row[1]);
     if (head < args.kv_heads) {
+        device KV *keys = piece_of(token.piece, keys0, keys1, keys2, keys3);
         device const float *from = k + (ulong(group.y) * args.kv_heads + head) * args.dim;
         threadgroup float *mine = stage + simd * WIDEST;
         rotated(from, k_norm, args.k_norm != 0, freqs, row[1], r, lane, mine);
         // Pairs lie apart; what is stored together is not what a lane has rotated.
         simdgroup_barrier(mem_flags::mem_threadgroup);
         for (uint i = lane; i < args.dim; i += 32) {
-            put(keys, (token * args.kv_heads + head) * args.dim + i, mine[i], lane);
+            put(keys, (token.at * args.kv_heads + head) * args.dim + i, mine[i], lane);
         }
         return;
     }
     head -= args.kv_heads;
+    device KV *values = piece_of(token.piece, values0, values1, values2, values3);
     device const float *from = v + (ulong(group.y) * args.kv_heads + head) * args.v_width;
     for (uint i = lane; i < args.v_width; i += 32) {
-        put(values, (token * args.kv_heads + head) * args.v_width + i, from[i], lane);
+        put(values, (token.at * args.kv_heads + head) * args.v_width + i, from[i], lane);
     }
 }
 

@@ -4,15 +4,15 @@
 use std::collections::HashMap;
 use std::mem;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use fornax_msl::{Command, Library, Options, Order, Queue, Value};
 use fornax_plan::{Error, Result};
 
-use super::memory::Memory;
+use super::memory::{Memory, NOTHING_BYTES};
 use super::recording::{Dispatch, Entry, Ran, Recording};
-use super::{Code, Device};
+use super::{Code, Device, SLOTS};
 use crate::library::{FAMILIES, Family, family_of};
 
 /// The kernel `name` with its function constants. A family is compiled when the first of its
@@ -56,8 +56,7 @@ pub(super) fn run(
     ran: &mut Vec<Ran>,
 ) -> std::result::Result<(), String> {
     let memory = device.lock();
-    // Stands for an argument that the constants say is not there; no kernel may look at it.
-    let nothing = fornax_msl::Buffer::new("nothing", 16).map_err(|e| e.to_string())?;
+    let nothing = nothing()?;
     let mut commands = Vec::with_capacity(part.len() + recording.cuts.len());
     let first = ran.len();
     let (mut barrier, mut begins) = (false, part.start == 0);
@@ -69,7 +68,7 @@ pub(super) fn run(
         barrier |= matches!(recording.entries[at], Entry::Barrier);
         begins |= recording.marks.contains(&at);
         if let Entry::Dispatch(d) = &recording.entries[at] {
-            commands.push(Command::Dispatch(bound(&memory, &nothing, recording, d)?));
+            commands.push(Command::Dispatch(bound(&memory, nothing, recording, d)?));
             let (barrier, begins) = (mem::take(&mut barrier), mem::take(&mut begins));
             let (label, kernel) = (d.label, Arc::clone(&d.pipeline.name));
             ran.push(Ran { label, kernel, barrier, begins, seconds: 0.0, counts: None });
@@ -99,6 +98,16 @@ pub(super) fn run(
     Ok(())
 }
 
+/// Stands for arguments that the constants say are not there; no kernel may look at it.
+fn nothing() -> std::result::Result<&'static fornax_msl::Buffer, String> {
+    static NOTHING: OnceLock<std::result::Result<fornax_msl::Buffer, String>> = OnceLock::new();
+    let made = || {
+        let made = fornax_msl::Buffer::new("nothing", SLOTS * NOTHING_BYTES);
+        made.map_err(|e| e.to_string())
+    };
+    NOTHING.get_or_init(made).as_ref().map_err(Clone::clone)
+}
+
 fn bound(
     memory: &Memory,
     nothing: &fornax_msl::Buffer,
@@ -113,7 +122,7 @@ fn bound(
     let args = recording.args(d);
     for (slot, arg) in args.iter().enumerate() {
         out = match arg {
-            None => out.buffer(slot as u32, nothing),
+            None => out.range(slot as u32, nothing, slot * NOTHING_BYTES, NOTHING_BYTES),
             Some((slice, _)) => {
                 let found = memory.emulated(slice);
                 let (buffer, at) = found

@@ -1,4 +1,4 @@
-//! Buffers: shared words, a file's bytes, the emulator's memory, or the system's. It knows no command.
+//! Buffers: the emulator's memory, or the system's. It knows no command.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -38,6 +38,10 @@ pub struct Slice {
     pub bytes: Range<usize>,
 }
 
+/// Bytes of what stands for an argument that is not there: as long as the largest element that a kernel points to, which is
+/// checked where it is bound. Arguments may not overlap, so that each slot has its own.
+pub(super) const NOTHING_BYTES: usize = 64;
+
 /// Bytes of a page on Apple silicon.
 pub(super) const PAGE: usize = 16 * 1024;
 
@@ -60,8 +64,9 @@ pub(super) fn window(total: usize, longest: usize, range: Range<usize>) -> Optio
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
     stores: Vec<Store>,
-    /// Counts each of them.
-    live: Vec<Live>,
+    /// Counts each of them that is there.
+    live: Vec<Option<Live>>,
+    released: u64,
     /// Whole maps that the emulator has wrapped, each once.
     wrapped: Vec<(Arc<Mapping>, fornax_msl::Buffer)>,
     /// Pages of maps that the system has wrapped, and where in the map they begin.
@@ -79,54 +84,36 @@ impl AsRef<[u8]> for Bytes {
 
 #[derive(Debug)]
 enum Store {
-    Words(Vec<u32>),
-    Mapped(Arc<Mapping>, usize),
+    /// One that was let go of: its number is not used again.
+    Gone,
     /// A buffer of the emulator's and where this one begins in it.
     Emulated(fornax_msl::Buffer, usize),
     /// A buffer of the system's and where this one begins in it.
     System(system::Buffer, usize),
 }
 
-/// What a command sees of one argument: a copy, so that it cannot reach beyond.
-#[derive(Clone, Debug)]
-pub(crate) enum View {
-    Words(Vec<u32>),
-    Mapped(Arc<Mapping>, Range<usize>),
-}
-
 impl Memory {
     /// Keeps the count of a buffer as long as the buffer.
     pub(crate) fn keep(&mut self, live: Live) {
-        self.live.push(live);
+        self.live.push(Some(live));
     }
 
-    pub(crate) fn add(&mut self, words: usize) -> Buffer {
-        self.stores.push(Store::Words(vec![0; words]));
-        Buffer { id: self.stores.len() as u32 - 1, len_bytes: 4 * words }
+    /// Forgets a buffer.
+    pub(crate) fn release(&mut self, buffer: Buffer) {
+        self.stores[buffer.id as usize] = Store::Gone;
+        self.live[buffer.id as usize] = None;
+        self.released += 1;
     }
 
-    pub(crate) fn wrap(&mut self, map: &Arc<Mapping>, offset: usize, len: usize) -> Buffer {
-        self.stores.push(Store::Mapped(Arc::clone(map), offset));
-        Buffer { id: self.stores.len() as u32 - 1, len_bytes: len }
+    /// Buffers that were let go of so far.
+    #[cfg_attr(not(target_os = "macos"), allow(dead_code, reason = "for the system's Metal"))]
+    pub(super) fn released(&self) -> u64 {
+        self.released
     }
 
     /// Buffers made so far.
     pub(crate) fn made(&self) -> u64 {
         self.stores.len() as u64
-    }
-
-    /// Room for more words behind those that are there.
-    pub(crate) fn grow(&mut self, buffer: Buffer, words: usize) -> Result<Buffer> {
-        match &mut self.stores[buffer.id as usize] {
-            Store::Words(all) => all.resize(words, 0),
-            Store::Emulated(b, 0) => b.grow(4 * words).map_err(|e| host(&e))?,
-            Store::Emulated(..) | Store::Mapped(..) | Store::System(..) => {
-                return Err(Error::unsupported(
-                    "metal: KV pools of the system's memory cannot grow; ask for a larger --ctx at the start",
-                ));
-            }
-        }
-        Ok(Buffer { len_bytes: 4 * words, ..buffer })
     }
 
     /// Memory of the emulator's, which counts as never written.
@@ -200,47 +187,40 @@ impl Memory {
     /// Copies words in, from word `at` on.
     pub(crate) fn write(&mut self, buffer: Buffer, at: usize, from: &[u32]) {
         match &mut self.stores[buffer.id as usize] {
-            Store::Words(words) => words[at..at + from.len()].copy_from_slice(from),
             Store::Emulated(b, offset) => {
-                let bytes: Vec<u8> = from.iter().flat_map(|w| w.to_ne_bytes()).collect();
-                b.write(*offset + 4 * at, &bytes).expect("invariant: the host knows its buffers");
+                b.write(*offset + 4 * at, bytes_of(from)).expect(KNOWN);
             }
             Store::System(b, offset) => b.write(*offset + 4 * at, from),
-            Store::Mapped(..) => {}
+            Store::Gone => {
+                unreachable!("invariant: nobody keeps the handle of a buffer that is gone")
+            }
         }
     }
 
     /// Copies words out, from word `at` on.
     pub(crate) fn read(&self, buffer: Buffer, at: usize, to: &mut [u32]) {
         match &self.stores[buffer.id as usize] {
-            Store::Words(words) => to.copy_from_slice(&words[at..at + to.len()]),
             Store::Emulated(b, offset) => {
-                let mut bytes = vec![0; 4 * to.len()];
-                b.read(offset + 4 * at, &mut bytes).expect("invariant: the host knows its buffers");
-                for (to, b) in to.iter_mut().zip(bytes.chunks_exact(4)) {
-                    *to = u32::from_ne_bytes([b[0], b[1], b[2], b[3]]);
-                }
+                b.read(offset + 4 * at, bytes_of_mut(to)).expect(KNOWN);
             }
             Store::System(b, offset) => b.read(offset + 4 * at, to),
-            Store::Mapped(..) => {}
-        }
-    }
-
-    pub(crate) fn view(&self, slice: &Slice) -> View {
-        let bytes = slice.bytes.clone();
-        match &self.stores[slice.buffer.id as usize] {
-            Store::Words(words) => View::Words(words[bytes.start / 4..bytes.end / 4].to_vec()),
-            Store::Mapped(map, offset) => {
-                View::Mapped(Arc::clone(map), offset + bytes.start..offset + bytes.end)
+            Store::Gone => {
+                unreachable!("invariant: nobody keeps the handle of a buffer that is gone")
             }
-            // A scalar kernel that meets it says that it is not bound.
-            Store::Emulated(..) | Store::System(..) => View::Words(Vec::new()),
         }
     }
+}
 
-    pub(crate) fn store(&mut self, slice: &Slice, words: &[u32]) {
-        self.write(slice.buffer, slice.bytes.start / 4, words);
-    }
+const KNOWN: &str = "invariant: the host knows its buffers";
+
+fn bytes_of(words: &[u32]) -> &[u8] {
+    // SAFETY: the words' own bytes, for as long as the words are borrowed; any byte is one.
+    unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), size_of_val(words)) }
+}
+
+fn bytes_of_mut(words: &mut [u32]) -> &mut [u8] {
+    // SAFETY: as above, borrowed for writing; any four bytes are a word.
+    unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), size_of_val(words)) }
 }
 
 fn host(e: &fornax_msl::Error) -> Error {

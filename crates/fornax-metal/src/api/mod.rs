@@ -1,12 +1,11 @@
 //! The thin set of Metal types that this crate calls: device, queue, command buffer, encoder,
 //! pipeline, buffer. It knows no plan and no op.
 //!
-//! Behind it are the system's Metal, where there is one, and two stand-ins. One runs the real kernel sources under
-//! the emulator, with every access judged. The other runs scalar kernels and proves the host alone. What it keeps of
-//! the real thing: a command sees its arguments and nothing else; commands of one concurrent encoder run in any
-//! order between barriers (here in one that a seed shuffles); nothing runs before the commit and
-//! nothing may be read before the wait; a written argument may not overlap another argument of
-//! the same command. What it does not have: threads, simdgroups, threadgroup memory, time.
+//! Behind it are the system's Metal, where there is one, and a stand-in, which runs the kernel sources under
+//! the emulator, with every access judged. What it keeps of the real thing: a command sees its arguments and nothing
+//! else; commands of one concurrent encoder run in any order between barriers (here in one that a seed shuffles);
+//! nothing runs before the commit and nothing may be read before the wait; a written argument may not overlap
+//! another argument of the same command. What it does not have: time.
 
 mod emulator;
 mod failure;
@@ -15,7 +14,6 @@ mod memory;
 mod pace;
 mod queue;
 mod recording;
-mod stand_in;
 #[cfg(target_os = "macos")]
 mod system;
 #[cfg(not(target_os = "macos"))]
@@ -25,7 +23,6 @@ mod system;
 pub use crate::hazard::Access;
 pub use health::Fault;
 pub(crate) use health::Health;
-pub(crate) use memory::View;
 pub use memory::{Buffer, Slice};
 pub use queue::{CommandBuffer, Committed, Encoder, Queue};
 pub(crate) use recording::Ran;
@@ -36,25 +33,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use fornax_gguf::Mapping;
 use fornax_plan::{Error, Result};
 
-use crate::stub::{self, Kernel};
+use crate::library::PIECES_AT;
 use health::Live;
 use memory::Memory;
 
-/// How the stand-in runs what it recorded.
-#[derive(Clone, Copy, Debug)]
-pub struct Order {
-    /// Seed of the shuffle between barriers.
-    pub seed: u64,
-    /// Refuse to run commands side by side whose declared ranges conflict.
-    pub check_conflicts: bool,
-}
+/// Argument slots of one kernel, as Metal has them.
+const SLOTS: usize = 31;
 
 /// What a device is made to be.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
-    /// Of the stand-ins.
-    pub order: Order,
-    /// Threads of a threadgroup in any pipeline of a stand-in.
+    /// Of the stand-in's shuffle between barriers.
+    pub seed: u64,
+    /// Threads of a threadgroup in any pipeline of the stand-in.
     pub threads_max: u32,
     /// Seconds that a command buffer may run by prediction; the usual where absent.
     pub budget_s: Option<f64>,
@@ -72,36 +63,18 @@ pub struct Device {
 /// What runs the commands.
 #[derive(Clone, Debug)]
 pub(crate) enum Backend {
-    Recorded,
     Emulated,
     System(Arc<Gpu>),
-}
-
-impl Backend {
-    pub(crate) fn form(&self) -> Form {
-        match self {
-            Backend::Recorded => Form::Recorded,
-            Backend::Emulated => Form::Emulated,
-            Backend::System(_) => Form::System,
-        }
-    }
-}
-
-/// What runs the commands, as a plain word.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
-    /// Scalar kernels on the host.
-    Recorded,
-    /// The kernel sources, under the emulator.
-    Emulated,
-    /// The kernel sources, on the system's GPU.
-    System,
 }
 
 /// A kernel of the library, resolved once.
 #[derive(Clone, Debug)]
 pub struct Pipeline {
     pub(crate) name: Arc<str>,
+    /// Function constants, by their places.
+    constants: Arc<[u32]>,
+    /// Threads that it had to be compiled for.
+    asked: Option<u32>,
     pub(crate) code: Code,
     /// Threads that a threadgroup of it may have.
     pub(crate) threads_max: u32,
@@ -111,7 +84,6 @@ pub struct Pipeline {
 /// What a pipeline runs.
 #[derive(Clone, Debug)]
 pub(crate) enum Code {
-    Scalar(Kernel),
     Emulated(fornax_msl::Pipeline),
     #[cfg_attr(not(target_os = "macos"), allow(dead_code, reason = "of the system's Metal"))]
     System(system::Pipeline),
@@ -132,9 +104,9 @@ impl Device {
         Device { memory: Arc::default(), setup, backend, health }
     }
 
-    /// What runs this device's commands.
-    pub fn form(&self) -> Form {
-        self.backend.form()
+    /// Whether its times are those of a GPU.
+    pub fn has_clock(&self) -> bool {
+        matches!(self.backend, Backend::System(_))
     }
 
     /// A buffer of 4-byte words that host and device share. Nobody reads a word before somebody
@@ -146,7 +118,6 @@ impl Device {
         let live = self.allocation(label, 4 * words)?;
         let mut memory = self.lock();
         let buffer = match &self.backend {
-            Backend::Recorded => memory.add(words),
             Backend::Emulated => memory.add_emulated(label, words)?,
             Backend::System(gpu) => memory.add_system(gpu.buffer(label, 4 * words)?, 0, 4 * words),
         };
@@ -154,16 +125,9 @@ impl Device {
         Ok(buffer)
     }
 
-    /// The same buffer with room for more words behind those that are there, which stay where they are. The device must
-    /// not be using it.
-    ///
-    /// # Errors
-    /// `is_unsupported` for the system's memory, `is_out_of_memory` when there is none.
-    pub fn grow(&self, buffer: Buffer, words: usize) -> Result<Buffer> {
-        let live = self.allocation("more blocks", (4 * words).saturating_sub(buffer.len_bytes))?;
-        // It counts as one buffer still.
-        drop(live);
-        self.lock().grow(buffer, words)
+    /// Lets go of a buffer that nothing is bound to any more. The device must not be using it.
+    pub fn release(&self, buffer: Buffer) {
+        self.lock().release(buffer);
     }
 
     /// A read-only buffer over bytes of a file's map, without a copy.
@@ -174,7 +138,6 @@ impl Device {
         let live = self.allocation("weights", len)?;
         let mut memory = self.lock();
         let buffer = match &self.backend {
-            Backend::Recorded => memory.wrap(map, offset, len),
             Backend::Emulated => memory.wrap_emulated(map, offset, len)?,
             Backend::System(gpu) => {
                 let (buffer, at) = gpu.wrap(&mut memory.pages, map, offset, len)?;
@@ -224,13 +187,6 @@ impl Device {
         }
         let mut threads_max = self.setup.threads_max;
         let code = match &self.backend {
-            Backend::Recorded => {
-                let found = stub::LIBRARY.iter().find(|(n, _)| *n == name);
-                let (_, kernel) = found.ok_or_else(|| {
-                    Error::unsupported(format!("metal: the kernel library has no function {name}"))
-                })?;
-                Code::Scalar(*kernel)
-            }
             Backend::Emulated => emulator::pipeline(name, constants)?,
             Backend::System(gpu) => {
                 let pipeline = gpu.pipeline(name, constants, threads)?;
@@ -238,7 +194,29 @@ impl Device {
                 Code::System(pipeline)
             }
         };
-        Ok(Pipeline { name: name.into(), code, threads_max, _live: Live::new(&self.health) })
+        let (name, constants, asked) = (name.into(), constants.into(), threads);
+        Ok(Pipeline { name, constants, asked, code, threads_max, _live: Live::new(&self.health) })
+    }
+
+    /// The same kernel for a cache in so many pieces, in as many threads.
+    ///
+    /// # Errors
+    /// As [`Device::pipeline`], and where it does not take so many threads any more.
+    pub fn in_pieces(&self, pipeline: &Pipeline, pieces: usize, threads: u32) -> Result<Pipeline> {
+        let mut constants = pipeline.constants.to_vec();
+        constants[PIECES_AT] = pieces as u32;
+        let built = self.pipeline_for(&pipeline.name, &constants, pipeline.asked)?;
+        if threads <= built.threads_max {
+            return Ok(built);
+        }
+        let built = self.pipeline_for(&pipeline.name, &constants, Some(threads))?;
+        if threads <= built.threads_max {
+            return Ok(built);
+        }
+        Err(Error::unsupported(format!(
+            "metal: {} takes no {threads} threads with a cache in {pieces} pieces; ask for a larger --ctx at the start",
+            pipeline.name
+        )))
     }
 
     /// A queue; its command buffers run in the order of their commits.

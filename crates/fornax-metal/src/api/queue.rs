@@ -12,11 +12,9 @@ use super::failure::{Cause, Failure};
 use super::health::{Fault, Live};
 use super::pace::Pace;
 use super::recording::{Arg, Entry, Open, Ran, Recording};
-use super::{Backend, Code, Device, Grid, Pipeline, Slice, emulator, stand_in, system};
+use super::{Backend, Code, Device, Grid, Pipeline, SLOTS, Slice, emulator, system};
 use crate::hazard::Access;
 
-/// Argument slots of one kernel, as Metal has them.
-const SLOTS: usize = 31;
 /// Bytes of constants that one command may carry, as Metal has it.
 const CONSTANT_BYTES_MAX: usize = 4096;
 /// Failures whose command buffers somebody may still wait for.
@@ -34,7 +32,7 @@ pub struct Queue {
 /// Work on its way.
 #[derive(Debug)]
 enum Pending {
-    /// For a stand-in, or to be timed command by command.
+    /// For the stand-in, or to be timed command by command.
     Recorded(Recording),
     Native(system::Flight),
     Failed(Failure),
@@ -186,7 +184,12 @@ impl Encoder<'_> {
 
     /// An argument at a slot and how the kernel uses it.
     pub fn set_buffer(&mut self, slot: usize, slice: Slice, access: Access) {
-        self.buffer.recording.bind(&self.open, slot, (slice, access));
+        self.buffer.recording.bind(&self.open, slot, Some((slice, access)));
+    }
+
+    /// An argument that the constants say is not there.
+    pub fn set_nothing(&mut self, slot: usize) {
+        self.buffer.recording.bind(&self.open, slot, None);
     }
 
     /// The constants, copied into the command.
@@ -242,7 +245,7 @@ fn check(
         let (threads, max) = (grid.threads, pipeline.threads_max);
         return Err(format!("{threads} threads in a threadgroup, its pipeline has at most {max}"));
     }
-    if !matches!(pipeline.code, Code::Scalar(_)) && !grid.threads.is_multiple_of(32) {
+    if !grid.threads.is_multiple_of(32) {
         return Err(format!("{} threads, no whole simdgroups", grid.threads));
     }
     for (slot, (slice, access)) in all(args) {
@@ -385,12 +388,9 @@ impl Work {
         if part.start == 0 {
             self.ran.clear();
         }
-        let seed = device.setup.order.seed.wrapping_add(self.finished - 1);
+        let seed = device.setup.seed.wrapping_add(self.finished - 1);
         let (seconds, ran) = (&mut self.seconds, &mut self.ran);
-        match device.backend {
-            Backend::Recorded => stand_in::run(device, recording, part, seed, seconds),
-            _ => emulator::run(device, recording, part, seed, seconds, ran),
-        }
+        emulator::run(device, recording, part, seed, seconds, ran)
     }
 
     /// Ends the one of number `finished`.
@@ -464,15 +464,14 @@ impl Work {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Order, Setup};
+    use super::super::Setup;
     use super::*;
 
     /// What Metal would do silently, or not at all.
     #[test]
     fn a_command_that_breaks_a_rule_is_refused_when_it_is_written() {
-        let order = Order { seed: 0, check_conflicts: true };
-        let setup = Setup { order, threads_max: 256, budget_s: None };
-        let device = Device::new(setup, Backend::Recorded, Arc::default());
+        let setup = Setup { seed: 0, threads_max: 256, budget_s: None };
+        let device = Device::new(setup, Backend::Emulated, Arc::default());
         let queue = device.queue().expect("a stand-in has one");
         let copy = device.pipeline("copy", &[]).expect("in the library");
         let buffer = device.buffer("x", 64).expect("memory");

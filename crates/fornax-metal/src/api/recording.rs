@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::{Grid, Pipeline, Slice};
-use crate::hazard::{Access, Touch};
+use crate::hazard::Access;
 
 pub(super) type Arg = Option<(Slice, Access)>;
 
@@ -63,15 +63,6 @@ impl Recording {
         &self.words[d.words.clone()]
     }
 
-    /// How the command uses memory.
-    pub(super) fn touches(&self, d: &Dispatch) -> impl Iterator<Item = Touch> + '_ {
-        self.args(d).iter().flatten().map(|(slice, access)| Touch {
-            buffer: slice.buffer.id,
-            bytes: slice.bytes.clone(),
-            access: *access,
-        })
-    }
-
     /// Whether what stands before entry `at` is done before it begins.
     pub(super) fn is_fence(&self, at: usize) -> bool {
         matches!(self.entries[at], Entry::Barrier) || self.cuts.contains(&at)
@@ -108,11 +99,11 @@ impl Recording {
         *open = Open { args: self.args.len(), words: self.words.len() };
     }
 
-    pub(super) fn bind(&mut self, open: &Open, slot: usize, arg: (Slice, Access)) {
+    pub(super) fn bind(&mut self, open: &Open, slot: usize, arg: Arg) {
         if self.args.len() <= open.args + slot {
             self.args.resize(open.args + slot + 1, None);
         }
-        self.args[open.args + slot] = Some(arg);
+        self.args[open.args + slot] = arg;
     }
 
     pub(super) fn constants(&mut self, open: &Open, words: &[u32]) {

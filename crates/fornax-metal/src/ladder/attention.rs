@@ -4,7 +4,8 @@ use fornax_gguf::TensorType;
 use fornax_msl::Buffer;
 
 use super::{Run, bytes, close, noise, read_floats, room};
-use crate::library::{KV_TYPES, entry};
+use crate::library::{KV_TYPES, entry, pieced};
+use crate::pieces::Pieces;
 
 const BLOCK: usize = 32;
 
@@ -21,6 +22,37 @@ pub(super) struct Scene {
     pub(super) sinks: bool,
     /// Position, sequence, liveness.
     pub(super) rows: Vec<(u32, u32, u32)>,
+    /// Buffers that the pools are in.
+    pub(super) pieces: usize,
+}
+
+/// A pool as the kernels take it.
+struct Kept {
+    pieces: Vec<Buffer>,
+    places: Pieces,
+    ty: TensorType,
+    /// Elements of a token.
+    width: usize,
+}
+
+impl Kept {
+    /// A token's piece, and where in it its elements begin.
+    fn at(&self, token: usize) -> (&Buffer, usize) {
+        let (piece, block) = self.places.place((token / BLOCK) as u32);
+        (&self.pieces[piece], (block as usize * BLOCK + token % BLOCK) * self.width)
+    }
+
+    /// What was written of a token counts as not written.
+    fn forget(&self, token: usize) {
+        let (piece, at) = self.at(token);
+        let bytes = |n: usize| n / self.ty.block_len() * self.ty.block_bytes();
+        piece.forget(bytes(at), bytes(self.width));
+    }
+
+    fn row(&self, token: usize) -> Vec<f32> {
+        let (piece, at) = self.at(token);
+        super::pool_row(piece, self.ty, at, self.width)
+    }
 }
 
 impl Scene {
@@ -35,6 +67,7 @@ impl Scene {
             window: 0,
             softcap: 0.0,
             sinks: false,
+            pieces: 1,
             rows: vec![(keys as u32 - 1, 0, 1), (keys as u32 / 2, 1, 1), (keys as u32, 0, 0)],
         }
     }
@@ -45,8 +78,17 @@ impl Scene {
     }
 
     fn tables(&self) -> Vec<u32> {
+        let places = self.places();
         let of = |s| (0..self.stride).map(move |n| self.block(s, n) as u32);
-        of(0).chain(of(1)).collect()
+        of(0).chain(of(1)).map(|block| places.entry(block)).collect()
+    }
+
+    /// Pieces of as many blocks each, the first of the rest too.
+    fn places(&self) -> Pieces {
+        let (all, each) = (2 * self.stride, 2 * self.stride / self.pieces);
+        let mut places = Pieces::new((all - (self.pieces - 1) * each) as u32).expect("few blocks");
+        (1..self.pieces).for_each(|_| places.push(each as u32).expect("few pieces"));
+        places
     }
 
     /// A pool's values as they are stored.
@@ -63,8 +105,15 @@ impl Scene {
         data
     }
 
-    fn stored(&self, values: &[f32]) -> Buffer {
-        bytes(&self.encoded(values))
+    fn stored(&self, values: &[f32], width: usize) -> Kept {
+        let (places, width) = (self.places(), self.kv_heads * width);
+        let (mut rest, mut pieces) = (values, Vec::new());
+        for blocks in places.lens() {
+            let (piece, after) = rest.split_at(blocks as usize * BLOCK * width);
+            rest = after;
+            pieces.push(bytes(&self.encoded(piece)));
+        }
+        Kept { pieces, places, ty: self.ty, width }
     }
 
     fn queries(&self) -> Vec<f32> {
@@ -143,8 +192,9 @@ impl Scene {
         self.rows.iter().flat_map(|(p, s, left)| [0, *p, *s, 0, *left, 0, 0, 0]).collect()
     }
 
-    fn constants(&self, heads: usize) -> [u32; 3] {
-        [heads as u32, self.kw.div_ceil(32) as u32, self.vw.div_ceil(32) as u32]
+    fn constants(&self, heads: usize, simds: u32) -> Vec<u32> {
+        let each = [self.kw.div_ceil(32) as u32, self.vw.div_ceil(32) as u32];
+        pieced(&[heads as u32, each[0], each[1], simds], self.pieces)
     }
 
     /// `together` query heads in a threadgroup, `splits` shares.
@@ -152,18 +202,18 @@ impl Scene {
         let rows = self.rows.len();
         let partials = room(rows * self.heads * splits as usize * (2 + self.vw));
         let out = room(rows * self.heads * self.vw);
-        let constants = self.constants(together);
+        let constants = self.constants(together, 0);
         let grid = [splits, (self.heads / together) as u32, rows as u32];
         Run::new(&entry("attention_split", self.ty), &constants, grid, [32, 1, 1])
             .floats(&self.queries())
             .words(&self.row_words())
             .words(&self.tables())
-            .buffer(&self.stored(&self.pool(1, self.kw)))
-            .buffer(&self.stored(&self.pool(2, self.vw)))
+            .pool(&self.stored(&self.pool(1, self.kw), self.kw).pieces)
+            .pool(&self.stored(&self.pool(2, self.vw), self.vw).pieces)
             .buffer(&partials)
             .go(&self.args(splits));
         let grid = [self.heads as u32, rows as u32, 1];
-        Run::new("attention_reduce", &constants[..], grid, [32, 1, 1])
+        Run::new("attention_reduce", &constants, grid, [32, 1, 1])
             .buffer(&partials)
             .words(&self.row_words())
             .floats(&self.sink())
@@ -178,13 +228,13 @@ impl Scene {
         let rows = self.rows.len();
         let out = room(rows * self.heads * self.vw);
         let grid = [(self.heads / together) as u32, rows.div_ceil(8) as u32, 1];
-        let constants = self.constants(together);
+        let constants = self.constants(together, 0);
         Run::new(&entry("attention_tiled", self.ty), &constants, grid, [256, 1, 1])
             .floats(&self.queries())
             .words(&self.row_words())
             .words(&self.tables())
-            .buffer(&self.stored(&self.pool(1, self.kw)))
-            .buffer(&self.stored(&self.pool(2, self.vw)))
+            .pool(&self.stored(&self.pool(1, self.kw), self.kw).pieces)
+            .pool(&self.stored(&self.pool(2, self.vw), self.vw).pieces)
             .floats(&self.sink())
             .buffer(&out)
             .go(&self.args(1));
@@ -224,6 +274,19 @@ pub(super) fn every_number_of_keys() {
     let long = Scene { rows: vec![(4999, 0, 1)], ..Scene::new(2, 1, 64, 64, 5000) };
     long.decode(2, 32);
     long.prefill(2);
+}
+
+/// As a cache is that has grown: keys in every piece.
+#[test]
+fn a_cache_in_pieces() {
+    for (pieces, keys) in [(2, 70), (3, 130), (4, 300)] {
+        for ty in KV_TYPES {
+            let scene = Scene { pieces, ty: *ty, ..Scene::new(4, 2, 64, 32, keys) };
+            scene.decode(2, 4);
+            scene.prefill(2);
+            scene.append(2, 4, 4, (0, false, false));
+        }
+    }
 }
 
 #[test]
@@ -320,13 +383,12 @@ impl Scene {
                 keys[at * wide..][..wide].copy_from_slice(&key);
             }
         }
-        let [kept_k, kept_v] = [&keys, &values].map(|pool| self.stored(pool));
-        for (pool, width) in [(&kept_k, self.kw), (&kept_v, self.vw)] {
-            let token = self.kv_heads * width / self.ty.block_len() * self.ty.block_bytes();
+        let [kept_k, kept_v] =
+            [(&keys, self.kw), (&values, self.vw)].map(|(pool, width)| self.stored(pool, width));
+        for pool in [&kept_k, &kept_v] {
             for (pos, seq, _) in self.rows.iter().filter(|(.., left)| *left != 0) {
                 let n = *pos as usize;
-                let at = self.block(*seq as usize, n / BLOCK) * BLOCK + n % BLOCK;
-                pool.forget(at * token, token);
+                pool.forget(self.block(*seq as usize, n / BLOCK) * BLOCK + n % BLOCK);
             }
         }
         let a = self.args(splits as u32);
@@ -336,7 +398,7 @@ impl Scene {
             &[1e-6f32.to_bits(), freqs.len() as u32, u32::from(halves), 1f32.to_bits()],
         ]
         .concat();
-        let constants = [&self.constants(together)[..], &[simds]].concat();
+        let constants = self.constants(together, simds);
         let grid = [splits as u32, (self.heads / together) as u32, rows as u32];
         Run::new(&entry("attention_append", self.ty), &constants, grid, [32 * simds, 1, 1])
             .floats(&self.queries())
@@ -347,8 +409,8 @@ impl Scene {
             .floats(&freqs)
             .words(&self.row_words())
             .words(&self.tables())
-            .buffer(&kept_k)
-            .buffer(&kept_v)
+            .pool(&kept_k.pieces)
+            .pool(&kept_v.pieces)
             .buffer(&partials)
             .go(&args);
         let mut parts = vec![0u8; 4 * rows * part];
@@ -367,7 +429,7 @@ impl Scene {
                 let at = self.block(*seq as usize, n / BLOCK) * BLOCK + n % BLOCK;
                 let n = self.kv_heads * width;
                 let want: Vec<f64> = all[at * n..][..n].iter().map(|v| f64::from(*v)).collect();
-                close("appended", &super::pool_row(pool, self.ty, at * n, n), &want, bound);
+                close("appended", &pool.row(at), &want, bound);
             }
         }
     }

@@ -21,6 +21,8 @@ mod sweep;
 use fornax_gguf::{TensorType, blocks};
 use fornax_msl::Buffer;
 
+use crate::pieces::PIECES_MAX;
+
 #[cfg(not(target_os = "macos"))]
 use emulated::{Run, WITHOUT, library};
 #[cfg(target_os = "macos")]
@@ -65,6 +67,14 @@ fn pool_row(pool: &Buffer, ty: TensorType, at: usize, n: usize) -> Vec<f32> {
     pool.read(bytes(at), &mut data).expect("a range inside");
     blocks::dequantize(ty, &data, &mut out).expect("plain numbers");
     out
+}
+
+impl Run {
+    /// A pool of keys or values in its pieces, and nothing in the places of those that it does not have.
+    fn pool(self, pieces: &[Buffer]) -> Run {
+        let all = (0..PIECES_MAX).map(|n| pieces.get(n).cloned().unwrap_or_else(|| room(16)));
+        all.fold(self, |run, piece| run.buffer(&piece))
+    }
 }
 
 /// Numbers in (−1, 1), a function of the seed.

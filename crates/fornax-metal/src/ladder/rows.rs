@@ -5,7 +5,7 @@ use fornax_msl::Buffer;
 
 use super::{Run, close, floats, noise, read_floats, read_words, room, words};
 use crate::feed::UNUSABLE;
-use crate::library::{KV_TYPES, entry};
+use crate::library::{KV_TYPES, entry, pieced};
 
 /// The norm of so many rows of a width by threadgroups of so many threads.
 pub(super) fn norm(width: usize, rows: usize, threads: u32) {
@@ -168,13 +168,13 @@ fn keys_and_values_are_appended_where_their_tables_say() {
         let (k, v) = (noise(1, 4 * kw), noise(2, 4 * vw));
         let row_bytes = kw / ty.block_len() * ty.block_bytes();
         let [keys, values] = [kw, vw].map(|w| pool(ty, w));
-        Run::new(&entry("kv_write", ty), &[], [2, 4, 1], [32, 1, 1])
+        Run::new(&entry("kv_write", ty), &pieced(&[], 1), [2, 4, 1], [32, 1, 1])
             .floats(&k)
             .floats(&v)
             .words(&rows_of(&APPENDED))
             .words(&TABLES)
-            .buffer(&keys)
-            .buffer(&values)
+            .pool(std::slice::from_ref(&keys))
+            .pool(std::slice::from_ref(&values))
             .go(&[4, kw as u32, vw as u32, 4, 4]);
         for (row, place) in PLACES.into_iter().enumerate() {
             for (from, pool, w) in [(&k, &keys, kw), (&v, &values, vw)] {
@@ -201,7 +201,7 @@ pub(super) fn rope_and_append_in_one() {
             let [keys, values] = [dim, vw].map(|w| pool(ty, kv_heads * w));
             let out = room(q.len());
             let flag = u32::from(normed);
-            Run::new(&entry("rope_write", ty), &[], [2, 4, 1], [128, 1, 1])
+            Run::new(&entry("rope_write", ty), &pieced(&[], 1), [2, 4, 1], [128, 1, 1])
                 .floats(&q)
                 .floats(&k)
                 .floats(&v)
@@ -211,8 +211,8 @@ pub(super) fn rope_and_append_in_one() {
                 .words(&rows_of(&APPENDED))
                 .words(&TABLES)
                 .buffer(&out)
-                .buffer(&keys)
-                .buffer(&values)
+                .pool(std::slice::from_ref(&keys))
+                .pool(std::slice::from_ref(&values))
                 .go(&[
                     4,
                     heads as u32,

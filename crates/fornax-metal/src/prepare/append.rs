@@ -9,7 +9,7 @@ use super::{Builder, KV_BLOCK};
 use crate::args::{AppendArgs, JoinedArgs};
 use crate::encode::{Axis, Extent, Place};
 use crate::hazard::Access::{Read, Write};
-use crate::library::{entry, typed};
+use crate::library::{entry, pieced, typed};
 use crate::policy::{self, APPEND_SIMDS, MATVEC_ROWS};
 
 /// The four ops that become two dispatches.
@@ -90,8 +90,7 @@ impl Builder<'_> {
             halves: u32::from(table.is_some_and(|t| t.pairs == RopePairs::Halves)),
             magnitude: table.map_or(1.0, |t| t.magnitude),
         };
-        let (keys, values) = self.out.pools[found.kv.group as usize][found.kv.layer as usize];
-        let args = vec![
+        let mut args = vec![
             self.value(q, Read),
             self.value(k, Read),
             self.value(found.v, Read),
@@ -100,18 +99,16 @@ impl Builder<'_> {
             rope.map(|r| (Place::Fixed(self.ropes[r.ix()].all()), Read)),
             Some((Place::Rows, Read)),
             Some((Place::Table(found.kv.group as usize), Read)),
-            Some((Place::Fixed(keys.all()), Write)),
-            Some((Place::Fixed(values.all()), Write)),
-            Some((parts.clone(), Write)),
         ];
+        let pools = self.pools(&mut args, found.kv, Write);
+        args.push(Some((parts.clone(), Write)));
         let e = Entry {
             name: &entry("attention_append", self.kv_type),
-            constants: vec![
-                together,
-                group.k_width.div_ceil(32),
-                group.v_width.div_ceil(32),
-                APPEND_SIMDS,
-            ],
+            constants: pieced(
+                &[together, group.k_width.div_ceil(32), group.v_width.div_ceil(32), APPEND_SIMDS],
+                1,
+            ),
+            pools: Some(pools),
             when: 1..=MATVEC_ROWS,
             axes: [Axis::Fixed(splits), Axis::Fixed(heads / together), ROWS],
             threads: 32 * APPEND_SIMDS,
@@ -152,6 +149,7 @@ impl Builder<'_> {
                 when: rows..=rows,
                 axes: [Axis::Fixed(outs.div_ceil(tile.outs)), Axis::RowsBy(rows), ONE],
                 threads: 32 * tile.simds,
+                pools: None,
             };
             self.dispatch(at + 1, e, Extent::Rows, (args.clone(), constants.words()))?;
         }

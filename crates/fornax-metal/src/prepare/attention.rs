@@ -7,7 +7,7 @@ use super::{Builder, KV_BLOCK};
 use crate::args::RopeWriteArgs;
 use crate::encode::{Axis, Extent, Place};
 use crate::hazard::Access::{Read, Write};
-use crate::library::entry;
+use crate::library::{entry, pieced};
 use crate::policy::{self, SPLIT_ROWS};
 
 /// Elements of a head that a simdgroup holds.
@@ -35,8 +35,7 @@ impl Builder<'_> {
         };
         let table = rope.map(|r| &self.plan.ropes[r.ix()]);
         let group = &self.plan.kv[kv.group as usize];
-        let (keys, values) = self.out.pools[kv.group as usize][kv.layer as usize];
-        let args = vec![
+        let mut args = vec![
             self.value(q, Read),
             self.value(k, Read),
             self.value(v, Read),
@@ -46,9 +45,8 @@ impl Builder<'_> {
             Some((Place::Rows, Read)),
             Some((Place::Table(kv.group as usize), Read)),
             self.value(q_out, Write),
-            Some((Place::Fixed(keys.all()), Write)),
-            Some((Place::Fixed(values.all()), Write)),
         ];
+        let pools = self.pools(&mut args, kv, Write);
         let heads = self.plan.width(q) / dim;
         let constants = RopeWriteArgs {
             rows: 0,
@@ -67,7 +65,11 @@ impl Builder<'_> {
         };
         let groups = (heads + 2 * group.heads).div_ceil(4);
         let name = entry("rope_write", self.kv_type);
-        let e = whole(&name, [Axis::Fixed(groups), ROWS, ONE], 128);
+        let e = Entry {
+            constants: pieced(&[], 1),
+            pools: Some(pools),
+            ..whole(&name, [Axis::Fixed(groups), ROWS, ONE], 128)
+        };
         self.dispatch(at, e, Extent::Rows, (args, constants.words()))
     }
 
@@ -80,8 +82,10 @@ impl Builder<'_> {
     ) -> Result<()> {
         let width = self.plan.width(k).max(self.plan.width(v));
         let name = entry("kv_write", self.kv_type);
-        let e = whole(&name, elements(width), 256);
-        self.dispatch(at, e, Extent::Rows, self.kv_write_call(k, v, kv))
+        let (call, pools) = self.kv_write_call(k, v, kv);
+        let constants = pieced(&[], 1);
+        let e = Entry { constants, pools: Some(pools), ..whole(&name, elements(width), 256) };
+        self.dispatch(at, e, Extent::Rows, call)
     }
 
     pub(super) fn lower_attention(&mut self, at: u32, op: &Op) -> Result<()> {
@@ -90,7 +94,10 @@ impl Builder<'_> {
         };
         let group = &self.plan.kv[kv.group as usize];
         let splits = policy::splits(self.shape.stride as u32);
-        let (common, constants) = self.attention_call(op, splits);
+        let Some(((common, constants), pools)) = self.attention_call(op, splits) else {
+            return Ok(());
+        };
+        let pools = Some(pools);
         let width = group.k_width.max(group.v_width);
         let together = self.policy.heads_together(heads / group.heads, width);
         let each = vec![together, group.k_width.div_ceil(32), group.v_width.div_ceil(32)];
@@ -102,8 +109,8 @@ impl Builder<'_> {
         let axes = [Axis::Fixed(splits), Axis::Fixed(heads / together), ROWS];
         let mut args = common.clone();
         args.push(Some((Place::Value(partials, part), Write)));
-        let e =
-            Entry { name: &name, constants: each.clone(), when: few.clone(), axes, threads: 32 };
+        let own = pieced(&each, 1);
+        let e = Entry { name: &name, constants: own, when: few.clone(), axes, threads: 32, pools };
         self.dispatch(at, e, Extent::Rows, (args, constants.clone()))?;
         let args = vec![
             Some((Place::Value(partials, part), Read)),
@@ -113,15 +120,17 @@ impl Builder<'_> {
         ];
         let axes = [Axis::Fixed(heads), ROWS, ONE];
         let name = "attention_reduce";
-        let e = Entry { name, constants: each.clone(), when: few, axes, threads: 32 };
+        let own = pieced(&each, 1);
+        let e = Entry { name, constants: own, when: few, axes, threads: 32, pools: None };
         self.dispatch(at, e, Extent::Rows, (args, constants.clone()))?;
         let name = entry("attention_tiled", self.kv_type);
         let mut args = common;
         args.extend([self.optional(sinks), self.value(out, Write)]);
         let together = policy::heads_tiled(heads / group.heads, width);
         let axes = [Axis::Fixed(heads / together), Axis::RowsBy(8), ONE];
-        let (each, when) = (vec![together, each[1], each[2]], SPLIT_ROWS + 1..=u32::MAX);
-        let e = Entry { name: &name, constants: each, when, axes, threads: 256 };
+        let own = pieced(&[together, each[1], each[2]], 1);
+        let when = SPLIT_ROWS + 1..=u32::MAX;
+        let e = Entry { name: &name, constants: own, when, axes, threads: 256, pools };
         self.dispatch(at, e, Extent::Rows, (args, constants))
     }
 }

@@ -1,5 +1,4 @@
-//! Arguments and constants of kernels that the sources and the scalar stand-ins take alike. It
-//! knows no grid.
+//! Arguments and constants of kernels, as their sources declare them. It knows no grid.
 
 use fornax_plan::{Activation, KvRef, Linear, Op, RopePairs, ValueId, WeightId};
 
@@ -8,8 +7,9 @@ use crate::args::{
     AttentionArgs, CopyArgs, EmbedArgs, GatedArgs, KvWriteArgs, MatmulArgs, NormArgs, RopeArgs,
     SelectArgs,
 };
-use crate::encode::Place;
-use crate::hazard::Access::{Read, Write};
+use crate::encode::{Place, Pools};
+use crate::hazard::Access::{self, Read, Write};
+use crate::pieces::PIECES_MAX;
 
 /// Arguments by slot, and constants.
 pub(super) type Call = (Vec<Arg>, Vec<u32>);
@@ -121,35 +121,41 @@ impl Builder<'_> {
         (args, constants.words())
     }
 
-    pub(super) fn kv_write_call(&self, k: ValueId, v: ValueId, kv: KvRef) -> Call {
-        let (keys, values) = self.out.pools[kv.group as usize][kv.layer as usize];
-        let args = vec![
+    pub(super) fn kv_write_call(&self, k: ValueId, v: ValueId, kv: KvRef) -> (Call, Pools) {
+        let mut args = vec![
             self.value(k, Read),
             self.value(v, Read),
             Some((Place::Rows, Read)),
             Some((Place::Table(kv.group as usize), Read)),
-            Some((Place::Fixed(keys.all()), Write)),
-            Some((Place::Fixed(values.all()), Write)),
         ];
+        let pools = self.pools(&mut args, kv, Write);
         let (k_width, v_width) = (self.plan.width(k), self.plan.width(v));
         let stride = self.shape.stride as u32;
-        (args, KvWriteArgs { rows: 0, k_width, v_width, block: KV_BLOCK, stride }.words())
+        let constants = KvWriteArgs { rows: 0, k_width, v_width, block: KV_BLOCK, stride };
+        ((args, constants.words()), pools)
+    }
+
+    /// Appends a layer's pools to the arguments, in all the pieces that they can have.
+    pub(super) fn pools(&self, args: &mut Vec<Arg>, kv: KvRef, access: Access) -> Pools {
+        let at = [args.len(), args.len() + PIECES_MAX];
+        for pool in &self.out.pools[kv.group as usize][kv.layer as usize] {
+            let start = args.len();
+            args.extend(pool.pieces.iter().map(|b| Some((Place::Fixed(b.all()), access))));
+            args.resize(start + PIECES_MAX, None);
+        }
+        Pools { group: kv.group, layer: kv.layer, keys: at[0], values: at[1] }
     }
 
     /// What attention reads, and its constants for so many shares of the keys.
-    pub(super) fn attention_call(&self, op: &Op, splits: u32) -> Call {
-        let Op::Attention { q, kv, heads, scale, softcap, sinks, .. } = *op else {
-            return (Vec::new(), Vec::new());
-        };
+    pub(super) fn attention_call(&self, op: &Op, splits: u32) -> Option<(Call, Pools)> {
+        let Op::Attention { q, kv, heads, scale, softcap, sinks, .. } = *op else { return None };
         let group = &self.plan.kv[kv.group as usize];
-        let (keys, values) = self.out.pools[kv.group as usize][kv.layer as usize];
-        let args = vec![
+        let mut args = vec![
             self.value(q, Read),
             Some((Place::Rows, Read)),
             Some((Place::Table(kv.group as usize), Read)),
-            Some((Place::Fixed(keys.all()), Read)),
-            Some((Place::Fixed(values.all()), Read)),
         ];
+        let pools = self.pools(&mut args, kv, Read);
         let constants = AttentionArgs {
             rows: 0,
             heads,
@@ -164,7 +170,7 @@ impl Builder<'_> {
             sinks: u32::from(sinks.is_some()),
             splits,
         };
-        (args, constants.words())
+        Some(((args, constants.words()), pools))
     }
 
     pub(super) fn select_call(&self, x: ValueId, out: ValueId) -> Call {

@@ -156,5 +156,6 @@ fn vectors(name: &str, constants: Vec<u32>, tile: Tile, groups: u32, rows: u32) 
         when: rows..=rows,
         axes: [Axis::Fixed(groups), Axis::RowsBy(rows), ONE],
         threads: 32 * tile.simds,
+        pools: None,
     }
 }

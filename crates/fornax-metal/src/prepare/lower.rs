@@ -8,7 +8,7 @@ use fornax_plan::{Error, Op, Result, ValueId, WeightId};
 use super::Builder;
 use super::calls::Call;
 use crate::api::Buffer;
-use crate::encode::{Axis, Command, Extent, Place, Span};
+use crate::encode::{Axis, Command, Extent, Place, Pools, Span};
 use crate::hazard::Access::Write;
 use crate::library::typed;
 use crate::policy::{self, MATVEC_ROWS};
@@ -33,6 +33,7 @@ pub(super) struct Entry<'a> {
     pub(super) when: RangeInclusive<u32>,
     pub(super) axes: [Axis; 3],
     pub(super) threads: u32,
+    pub(super) pools: Option<Pools>,
 }
 
 impl Builder<'_> {
@@ -202,7 +203,9 @@ impl Builder<'_> {
         let span = Span { axes: e.axes, threads: e.threads };
         let (when, base_at) = (e.when, None);
         let apart = self.apart;
-        let command = Command { op, pipeline, args, constants, base_at, extent, when, apart, span };
+        let pools = e.pools;
+        let command =
+            Command { op, pipeline, args, constants, base_at, extent, when, apart, span, pools };
         self.out.commands.push(command);
         Ok(true)
     }
@@ -226,7 +229,7 @@ impl Builder<'_> {
 }
 
 pub(super) fn whole(name: &str, axes: [Axis; 3], threads: u32) -> Entry<'_> {
-    Entry { name, constants: Vec::new(), when: ANY, axes, threads }
+    Entry { name, constants: Vec::new(), when: ANY, axes, threads, pools: None }
 }
 
 /// A thread an element of a row, 256 in a threadgroup.

@@ -87,6 +87,7 @@ impl Builder<'_> {
             when: when.clone(),
             axes: [Axis::Fixed(m.inner.div_ceil(tile.outs)), Axis::RowsTimes(m.top_k), ONE],
             threads: 32 * tile.simds,
+            pools: None,
         };
         self.dispatch(at, e, m.extent, (args, constants))?;
         let args = vec![
@@ -106,6 +107,7 @@ impl Builder<'_> {
             when,
             axes: [Axis::Fixed(m.outs.div_ceil(tile.outs)), ROWS, ONE],
             threads: 32 * tile.simds,
+            pools: None,
         };
         self.dispatch(at, e, m.extent, (args, constants.words()))
     }
@@ -147,6 +149,7 @@ impl Builder<'_> {
             when: when.clone(),
             axes: [Axis::Fixed(m.inner.div_ceil(64)), of_tiles, ONE],
             threads: 128,
+            pools: None,
         };
         self.dispatch(at, e, m.extent, (args, constants))?;
 
@@ -171,6 +174,7 @@ impl Builder<'_> {
             when: when.clone(),
             axes: [Axis::Fixed(m.outs.div_ceil(64)), of_tiles, ONE],
             threads: 128,
+            pools: None,
         };
         self.dispatch(at, e, m.extent, (args, constants.clone()))?;
 

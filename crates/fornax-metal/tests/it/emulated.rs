@@ -85,8 +85,7 @@ fn sweep(take: impl Fn(u64, u64) -> bool) {
     tokens(&device, &case).expect("the case runs");
     let barriers = device.journal().barriers();
     for missing in (0..barriers).filter(|n| take(*n, barriers)) {
-        let device =
-            MetalDevice::emulated(3).sabotaged(fornax_metal::Barriers::AllBut(missing), false);
+        let device = MetalDevice::emulated(3).sabotaged(fornax_metal::Barriers::AllBut(missing));
         let e = tokens(&device, &case).expect_err("a barrier is missing");
         assert!(e.is_lost() && e.to_string().contains("op "), "{missing} of {barriers}: {e}");
     }
@@ -116,7 +115,7 @@ fn no_barrier_of_the_other_ops_can_be_missing() {
             assert!(barriers > 2, "{name}: {barriers} barriers");
             for missing in 0..barriers {
                 let without = fornax_metal::Barriers::AllBut(missing);
-                let device = MetalDevice::emulated(5).sabotaged(without, false);
+                let device = MetalDevice::emulated(5).sabotaged(without);
                 let e = tokens(&device, &case).expect_err(name);
                 assert!(e.is_lost() && e.to_string().contains("op "), "{name}, {missing}: {e}");
             }

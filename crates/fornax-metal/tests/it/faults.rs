@@ -62,106 +62,93 @@ impl Scene {
     }
 }
 
-/// No real GPU: one that was told to be lost is lost to the whole process.
-fn stand_ins() -> Vec<MetalDevice> {
-    let mut all = vec![MetalDevice::recorded(1)];
-    if !cfg!(target_os = "macos") {
-        all.push(MetalDevice::emulated(1));
-    }
-    all
-}
-
 #[test]
 fn a_command_buffer_that_fails_ends_its_step_and_no_other() {
-    for device in stand_ins() {
-        let mut scene = Scene::new(device);
-        let right = scene.generate(0, 7, 3).unwrap();
-        for (fault, name) in
-            [(Fault::Failed, "memory that is not there"), (Fault::TimedOut, "ran too long")]
-        {
-            for after in 0..4 {
-                scene.device.fail(fault, after);
-                let e = scene.generate(0, 7, 3).unwrap_err();
-                assert!(e.is_failed() && e.to_string().contains(name), "{after}: {e}");
-                assert!(scene.out.tokens.is_empty(), "a token of a failed step");
-                assert_eq!(scene.generate(0, 7, 3).unwrap(), right, "the next request");
-            }
+    let device = crate::kernels(1);
+    let mut scene = Scene::new(device);
+    let right = scene.generate(0, 7, 3).unwrap();
+    for (fault, name) in
+        [(Fault::Failed, "memory that is not there"), (Fault::TimedOut, "ran too long")]
+    {
+        for after in 0..4 {
+            scene.device.fail(fault, after);
+            let e = scene.generate(0, 7, 3).unwrap_err();
+            assert!(e.is_failed() && e.to_string().contains(name), "{after}: {e}");
+            assert!(scene.out.tokens.is_empty(), "a token of a failed step");
+            assert_eq!(scene.generate(0, 7, 3).unwrap(), right, "the next request");
         }
     }
 }
 
 #[test]
 fn a_step_behind_a_failed_one_fails_too_and_the_first_error_is_told() {
-    for device in stand_ins() {
-        let mut scene = Scene::new(device);
-        scene.device.fail(Fault::Failed, 0);
-        let first = scene.submit(0, Tokens::Host(&[7]), 0);
-        let second = scene.submit(0, Tokens::Last { draft: &[] }, 1);
-        let e = scene.program.wait(second, &mut scene.out).unwrap_err();
-        assert!(e.is_failed() && e.to_string().contains("an earlier step failed"), "{e}");
-        let e = scene.program.wait(first, &mut scene.out).unwrap_err();
-        assert!(e.is_failed() && !e.to_string().contains("earlier"), "{e}");
-        assert!(scene.out.tokens.is_empty());
-        // The slot has no token to go on with, and says so.
-        let table: [&[BlockId]; 1] = [&scene.tables[0]];
-        let tokens = Tokens::Last { draft: &[] };
-        let step = SeqStep {
-            slot: SlotId(0),
-            tokens,
-            pos: 2,
-            tables: &table,
-            wants: &WANT,
-            sample: None,
-            max_new: 1,
-            stop: &[],
-        };
-        let e = scene.program.submit(&[step]).unwrap_err();
-        assert!(e.is_malformed() && e.to_string().contains("chosen no token"), "{e}");
-    }
+    let device = crate::kernels(1);
+    let mut scene = Scene::new(device);
+    scene.device.fail(Fault::Failed, 0);
+    let first = scene.submit(0, Tokens::Host(&[7]), 0);
+    let second = scene.submit(0, Tokens::Last { draft: &[] }, 1);
+    let e = scene.program.wait(second, &mut scene.out).unwrap_err();
+    assert!(e.is_failed() && e.to_string().contains("an earlier step failed"), "{e}");
+    let e = scene.program.wait(first, &mut scene.out).unwrap_err();
+    assert!(e.is_failed() && !e.to_string().contains("earlier"), "{e}");
+    assert!(scene.out.tokens.is_empty());
+    // The slot has no token to go on with, and says so.
+    let table: [&[BlockId]; 1] = [&scene.tables[0]];
+    let tokens = Tokens::Last { draft: &[] };
+    let step = SeqStep {
+        slot: SlotId(0),
+        tokens,
+        pos: 2,
+        tables: &table,
+        wants: &WANT,
+        sample: None,
+        max_new: 1,
+        stop: &[],
+    };
+    let e = scene.program.submit(&[step]).unwrap_err();
+    assert!(e.is_malformed() && e.to_string().contains("chosen no token"), "{e}");
 }
 
 #[test]
 fn a_process_that_is_ignored_says_so_from_then_on() {
-    for device in stand_ins() {
-        let mut scene = Scene::new(device);
-        scene.generate(1, 3, 1).unwrap();
-        scene.device.fail(Fault::Ignored, 1);
-        let e = scene.generate(0, 7, 3).unwrap_err();
-        assert!(e.is_lost() && e.to_string().contains("ignores this process"), "{e}");
-        let e = scene.generate(1, 3, 0).unwrap_err();
-        assert!(e.is_lost() && e.to_string().contains("ignores this process"), "{e}");
-        let e = prepare(&scene.device).err().unwrap();
-        assert!(e.is_lost() && e.to_string().contains("start the program again"), "{e}");
-    }
+    let device = crate::kernels(1);
+    let mut scene = Scene::new(device);
+    scene.generate(1, 3, 1).unwrap();
+    scene.device.fail(Fault::Ignored, 1);
+    let e = scene.generate(0, 7, 3).unwrap_err();
+    assert!(e.is_lost() && e.to_string().contains("ignores this process"), "{e}");
+    let e = scene.generate(1, 3, 0).unwrap_err();
+    assert!(e.is_lost() && e.to_string().contains("ignores this process"), "{e}");
+    let e = prepare(&scene.device).err().unwrap();
+    assert!(e.is_lost() && e.to_string().contains("start the program again"), "{e}");
 }
 
 #[test]
 fn every_allocation_and_every_pipeline_may_fail_at_load() {
-    for device in stand_ins() {
-        let mut failures = [0, 0];
-        for (n, (fault, name)) in
-            [(Fault::NoMemory, "no memory for"), (Fault::NoPipeline, "building the pipeline")]
-                .into_iter()
-                .enumerate()
-        {
-            for after in 0.. {
-                device.fail(fault, after);
-                match prepare(&device) {
-                    // Fewer of the kind than that: the fault is still to come.
-                    Ok(_) => break,
-                    Err(e) => {
-                        assert!(e.is_out_of_memory() == (n == 0), "{e}");
-                        assert!(e.to_string().contains(name), "{e}");
-                        failures[n] += 1;
-                    }
+    let device = crate::kernels(1);
+    let mut failures = [0, 0];
+    for (n, (fault, name)) in
+        [(Fault::NoMemory, "no memory for"), (Fault::NoPipeline, "building the pipeline")]
+            .into_iter()
+            .enumerate()
+    {
+        for after in 0.. {
+            device.fail(fault, after);
+            match prepare(&device) {
+                // Fewer of the kind than that: the fault is still to come.
+                Ok(_) => break,
+                Err(e) => {
+                    assert!(e.is_out_of_memory() == (n == 0), "{e}");
+                    assert!(e.to_string().contains(name), "{e}");
+                    failures[n] += 1;
                 }
-                assert_eq!(device.live_objects(), 0, "{fault:?} after {after} leaves something");
             }
+            assert_eq!(device.live_objects(), 0, "{fault:?} after {after} leaves something");
         }
-        assert!(failures[0] > 20 && failures[1] > 10, "{failures:?}");
-        device.fail(Fault::NoMemory, u64::MAX);
-        assert!(Scene::new(device).generate(0, 7, 2).is_ok(), "the next load works");
     }
+    assert!(failures[0] > 20 && failures[1] > 10, "{failures:?}");
+    device.fail(Fault::NoMemory, u64::MAX);
+    assert!(Scene::new(device).generate(0, 7, 2).is_ok(), "the next load works");
 }
 
 /// So many generations, some of which fail at one step or the other.
@@ -185,11 +172,6 @@ fn generations(device: MetalDevice, n: u64) {
 }
 
 #[test]
-fn two_thousand_generations_leave_nothing_behind() {
-    generations(MetalDevice::recorded(5), 2000);
-}
-
-#[test]
 fn generations_of_the_kernels_leave_nothing_behind() {
     generations(crate::kernels(5), 50);
 }
@@ -202,12 +184,11 @@ fn two_thousand_generations_of_the_kernels_leave_nothing_behind() {
 
 #[test]
 fn a_step_that_would_run_too_long_is_cut_and_gives_the_same_tokens() {
-    for device in stand_ins() {
-        let right = Scene::new(device.clone()).generate(0, 7, 3).unwrap();
-        let whole = device.journal().submissions();
-        let mut hurried = Scene::new(device.hurried(0.0));
-        assert_eq!(hurried.generate(0, 7, 3).unwrap(), right);
-        let cut = hurried.device.journal().submissions() - whole;
-        assert!(whole == 4 && cut > 4 * 5, "{whole} and {cut} command buffers");
-    }
+    let device = crate::kernels(1);
+    let right = Scene::new(device.clone()).generate(0, 7, 3).unwrap();
+    let whole = device.journal().submissions();
+    let mut hurried = Scene::new(device.hurried(0.0));
+    assert_eq!(hurried.generate(0, 7, 3).unwrap(), right);
+    let cut = hurried.device.journal().submissions() - whole;
+    assert!(whole == 4 && cut > 4 * 5, "{whole} and {cut} command buffers");
 }

@@ -2,43 +2,10 @@
 
 use fornax_gguf::TensorType;
 use fornax_metal::MetalDevice;
-use fornax_plan::conformance::{self, Case};
+use fornax_plan::conformance;
 use fornax_plan::{
-    BlockId, Device, KvType, Limits, Program, Progress, SampleParams, SeqStep, SlotId, StepOutput,
-    Tokens, Want,
+    BlockId, Device, Limits, Program, Progress, SeqStep, SlotId, StepOutput, Tokens, Want,
 };
-
-#[test]
-fn the_proof_gives_the_ids_of_the_reference_in_any_order() {
-    for ty in [TensorType::F32, TensorType::F16, TensorType::Q8_0] {
-        for seed in 0..6 {
-            conformance::check(&MetalDevice::recorded(seed), &conformance::proof(ty)).unwrap();
-        }
-    }
-}
-
-#[test]
-fn every_case_that_is_not_refused_passes() {
-    let device = MetalDevice::recorded(11);
-    let refused = |case: &Case| {
-        let limits = conformance::limits_for(case, &device);
-        device.supports(&case.plan, &limits)
-    };
-    let (mut passed, mut refusals) = (0, 0);
-    for case in conformance::cases() {
-        let why = refused(&case);
-        if why.is_empty() {
-            conformance::check(&device, &case).unwrap();
-            passed += 1;
-        } else {
-            let limits = conformance::limits_for(&case, &device);
-            let e = device.prepare(&case.plan, &limits).err().unwrap();
-            assert!(e.is_unsupported() && e.to_string().contains(&why[0].what), "{e}");
-            refusals += 1;
-        }
-    }
-    assert!(passed > 60, "{passed} passed, {refusals} refused");
-}
 
 /// A program for the proof plan, its limits, and one block table a slot.
 fn program(device: &MetalDevice) -> (Box<dyn Program>, Vec<Vec<BlockId>>) {
@@ -64,7 +31,7 @@ fn seq<'a>(slot: u32, tokens: Tokens<'a>, pos: u32, tables: &'a [&'a [BlockId]])
 
 #[test]
 fn a_step_with_eight_tokens_is_one_submission_and_one_wait() {
-    let device = MetalDevice::recorded(1);
+    let device = crate::kernels(1);
     let case = conformance::proof(TensorType::F32);
     let limits = conformance::limits_for(&case, &device);
     let outs = conformance::run(&device, &case, &limits, 0).unwrap();
@@ -76,7 +43,7 @@ fn a_step_with_eight_tokens_is_one_submission_and_one_wait() {
 
 #[test]
 fn steps_follow_each_other_without_a_wait_between_them() {
-    let device = MetalDevice::recorded(2);
+    let device = crate::kernels(2);
     let run = |ahead: bool| {
         let (mut program, tables) = program(&device);
         let table: [&[BlockId]; 1] = [&tables[0]];
@@ -94,7 +61,7 @@ fn steps_follow_each_other_without_a_wait_between_them() {
             program.wait(first, &mut out).unwrap();
             ids.push(out.tokens[0].token);
         }
-        assert_eq!(program.poll(&second, &mut out).unwrap(), Progress::Done);
+        while program.poll(&second, &mut out).unwrap() == Progress::Running {}
         program.wait(second, &mut out).unwrap();
         ids.push(out.tokens[0].token);
         assert!(out.tokens[0].logprob < 0.0);
@@ -106,7 +73,7 @@ fn steps_follow_each_other_without_a_wait_between_them() {
 
 #[test]
 fn chains_end_at_stop_tokens_and_when_asked_to() {
-    let device = MetalDevice::recorded(3);
+    let device = crate::kernels(3);
     let run = |stop: &[u32], ask: bool| {
         let (mut program, tables) = program(&device);
         let table: [&[BlockId]; 1] = [&tables[1]];
@@ -129,13 +96,10 @@ fn chains_end_at_stop_tokens_and_when_asked_to() {
 
 #[test]
 fn what_a_step_asks_in_vain_is_named() {
-    let device = MetalDevice::recorded(4);
+    let device = crate::kernels(4);
     let (mut program, tables) = program(&device);
     let table: [&[BlockId]; 1] = [&tables[0]];
     let base = || seq(0, Tokens::Host(&[1]), 0, &table);
-    let warm = SampleParams { temperature: 0.7, ..SampleParams::default() };
-    let e = program.submit(&[SeqStep { sample: Some(warm), ..base() }]).unwrap_err();
-    assert!(e.is_unsupported() && e.to_string().contains("sequence 0"), "{e}");
     let e = program.submit(&[SeqStep { max_new: 65, ..base() }]).unwrap_err();
     assert!(e.is_malformed() && e.to_string().contains("at most 64"), "{e}");
     let e = program.submit(&[seq(0, Tokens::Last { draft: &[] }, 0, &table)]).unwrap_err();
@@ -144,13 +108,12 @@ fn what_a_step_asks_in_vain_is_named() {
     let ticket = program.submit(&[base()]).unwrap();
     program.wait(ticket, &mut out).unwrap();
     assert_eq!(out.tokens.len(), 1, "a refused step leaves no trace");
-    program.grow_kv(1).unwrap();
 }
 
 #[test]
 fn cache_commands_move_what_steps_wrote() {
     use fornax_plan::Cmd;
-    let device = MetalDevice::recorded(5);
+    let device = crate::kernels(5);
     let (mut program, tables) = program(&device);
     let table: [&[BlockId]; 1] = [&tables[0]];
     let mut out = StepOutput::default();
@@ -179,12 +142,24 @@ fn cache_commands_move_what_steps_wrote() {
 }
 
 #[test]
-fn a_kv_type_that_is_not_stored_is_refused_by_name() {
-    let device = MetalDevice::recorded(6);
-    let case = conformance::proof(TensorType::F32);
-    let limits = conformance::limits_for(&case, &device);
-    let limits = Limits { kv_type: KvType::Q8_0, ..limits };
-    let refusals = device.supports(&case.plan, &limits);
-    assert_eq!(refusals[0].what, "kv type");
-    assert!(refusals[0].why.contains("Q8_0"));
+fn steps_in_flight_feed_each_other_on_the_device() {
+    let device = crate::kernels(7);
+    let (mut program, tables) = program(&device);
+    let table: [&[BlockId]; 1] = [&tables[0]];
+    let mut out = StepOutput::default();
+    let mut ids = Vec::new();
+    let mut before = program.submit(&[seq(0, Tokens::Host(&[5]), 0, &table)]).unwrap();
+    // One step is always under way while the next is written.
+    for pos in 1..6 {
+        let next = seq(0, Tokens::Last { draft: &[] }, pos, &table);
+        let ticket = program.submit(&[next]).unwrap();
+        program.wait(std::mem::replace(&mut before, ticket), &mut out).unwrap();
+        ids.push(out.tokens[0].token);
+    }
+    program.wait(before, &mut out).unwrap();
+    ids.push(out.tokens[0].token);
+    let chained = SeqStep { max_new: 6, ..seq(1, Tokens::Host(&[5]), 0, &table) };
+    let ticket = program.submit(&[chained]).unwrap();
+    program.wait(ticket, &mut out).unwrap();
+    assert_eq!(out.tokens.iter().map(|t| t.token).collect::<Vec<_>>(), ids);
 }

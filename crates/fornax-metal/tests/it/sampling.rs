@@ -80,7 +80,7 @@ fn no_barrier_of_a_draw_can_be_missing() {
     // Of the first step, which prefills, and of the last, which decodes.
     for missing in (0..14).chain(barriers - 14..barriers) {
         let without = fornax_metal::Barriers::AllBut(missing);
-        let device = fornax_metal::MetalDevice::emulated(4).sabotaged(without, false);
+        let device = fornax_metal::MetalDevice::emulated(4).sabotaged(without);
         let e = chosen(&device, 1).unwrap_err();
         assert!(e.is_lost() && e.to_string().contains("op "), "{missing} of {barriers}: {e}");
     }

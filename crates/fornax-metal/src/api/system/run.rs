@@ -16,9 +16,9 @@ use objc2_metal::{
 
 use super::{Buffer, Gpu, Object, text};
 use crate::api::failure::{Cause, Failure};
-use crate::api::memory::Memory;
+use crate::api::memory::{Memory, NOTHING_BYTES};
 use crate::api::recording::{Dispatch, Entry, Recording};
-use crate::api::{Code, Grid};
+use crate::api::{Code, Grid, SLOTS};
 
 /// Command buffers under way before the next waits for one: a long prompt is cut into many.
 const BUFFERS_MAX: usize = 256;
@@ -30,14 +30,16 @@ pub(crate) struct Queue(Arc<Inner>);
 struct Inner {
     queue: Object<dyn MTLCommandQueue>,
     resident: Mutex<Option<Resident>>,
-    /// Stands for an argument that the constants say is not there; no kernel looks at it.
+    /// Stands for arguments that the constants say are not there, each in its slot's part; no kernel looks at it.
     nothing: Buffer,
 }
 
-/// The residency set and how many buffers of the device's memory are in it.
+/// The residency set and how many buffers of the device's memory are in it, of those that were there when so many had
+/// been let go of.
 struct Resident {
     set: Object<dyn MTLResidencySet>,
     known: usize,
+    released: u64,
 }
 
 // SAFETY: the set is not safe to use from two threads at once, and is used under its lock alone.
@@ -76,9 +78,10 @@ impl Gpu {
             });
             let resident = set.flatten().map(|set| {
                 queue.addResidencySet(&set);
-                Resident { set, known: 0 }
+                Resident { set, known: 0, released: 0 }
             });
-            let (resident, nothing) = (Mutex::new(resident), self.buffer("nothing", 16)?);
+            let (resident, nothing) =
+                (Mutex::new(resident), self.buffer("nothing", SLOTS * NOTHING_BYTES)?);
             Ok(Queue(Arc::new(Inner { queue, resident, nothing })))
         })
     }
@@ -210,15 +213,19 @@ impl Queue {
     /// Keeps everything resident that has come into the memory since.
     fn reside(&self, memory: &Memory) {
         let mut resident = self.0.resident.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(Resident { set, known }) = &mut *resident else { return };
-        let mut new = memory.system_buffers(*known).peekable();
-        if new.peek().is_none() {
+        let Some(Resident { set, known, released }) = &mut *resident else { return };
+        if *known == memory.count() && *released == memory.released() {
             return;
         }
-        for buffer in new {
+        if *released != memory.released() {
+            // What is gone may not stay in the set, which would keep it.
+            set.removeAllAllocations();
+            *known = 0;
+        }
+        for buffer in memory.system_buffers(*known) {
             set.addAllocation(ProtocolObject::from_ref(&**buffer.object()));
         }
-        *known = memory.count();
+        (*known, *released) = (memory.count(), memory.released());
         // Nothing counts before this.
         set.commit();
         set.requestResidency();
@@ -268,7 +275,7 @@ impl Queue {
         for (slot, arg) in args.iter().enumerate() {
             let bound = arg.as_ref().map(|(slice, _)| memory.system(slice));
             let (buffer, at) = match bound {
-                None => (&self.0.nothing, 0),
+                None => (&self.0.nothing, slot * NOTHING_BYTES),
                 Some(Some(found)) => found,
                 Some(None) => {
                     return Err(other(format!("argument {slot} is no memory of the system's")));
