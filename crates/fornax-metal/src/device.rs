@@ -216,6 +216,18 @@ impl Device for MetalDevice {
         }
     }
 
+    fn memory_free(&self) -> Option<u64> {
+        match &self.backend {
+            Backend::Emulated => None,
+            Backend::System(gpu) => Some(gpu.free()),
+        }
+    }
+
+    fn memory_unasked(&self) -> Option<u64> {
+        // The rest of the machine lives on the same memory.
+        self.memory_free().map(|bytes| bytes / 2)
+    }
+
     fn supports(&self, plan: &Plan, limits: &Limits) -> Vec<Refusal> {
         prepare::refusals(plan, limits)
     }

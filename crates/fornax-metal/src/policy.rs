@@ -25,6 +25,9 @@ pub(crate) const SMALL_ROWS: u32 = 16;
 /// Rows up to which attention goes in shares of the keys.
 pub(crate) const SPLIT_ROWS: u32 = 16;
 
+/// Shares of the keys where every row is attended to alike; few, because prompts have them too.
+pub(crate) const SPLITS_FIXED: u32 = 8;
+
 /// Outputs and simdgroups of a threadgroup of the matvec family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tile {

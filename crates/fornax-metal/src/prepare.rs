@@ -140,6 +140,8 @@ struct Builder<'a> {
     rows_max: usize,
     /// The most wanted rows of them.
     wanted_max: usize,
+    /// One kernel and one order of sums for every number of rows.
+    deterministic: bool,
     /// What [`Command::apart`] is of the commands to come.
     apart: Option<bool>,
     out: Prepared,
@@ -203,6 +205,7 @@ pub(crate) fn prepare(
         history,
         kv_type,
         stages: Vec::new(),
+        deterministic: limits.deterministic,
         apart: None,
         rows_max: limits.rows.max(limits.wanted).max(limits.slots) as usize,
         wanted_max: limits.wanted.max(limits.slots) as usize,

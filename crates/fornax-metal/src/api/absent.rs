@@ -44,6 +44,10 @@ impl Gpu {
         match self.0 {}
     }
 
+    pub(crate) fn free(&self) -> u64 {
+        match self.0 {}
+    }
+
     pub(crate) fn report(&self) -> Vec<(String, String)> {
         match self.0 {}
     }

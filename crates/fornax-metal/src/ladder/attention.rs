@@ -1,5 +1,7 @@
 //! Attention over a paged cache: decode in shares and prefill in tiles, against the textbook.
 
+use std::cell::OnceCell;
+
 use fornax_gguf::TensorType;
 use fornax_msl::Buffer;
 
@@ -24,6 +26,10 @@ pub(super) struct Scene {
     pub(super) rows: Vec<(u32, u32, u32)>,
     /// Buffers that the pools are in.
     pub(super) pieces: usize,
+    /// Keys, values and results, made when they are first asked for, after everything else was said.
+    keys: OnceCell<Vec<f32>>,
+    values: OnceCell<Vec<f32>>,
+    right: OnceCell<Vec<f64>>,
 }
 
 /// A pool as the kernels take it.
@@ -68,8 +74,16 @@ impl Scene {
             softcap: 0.0,
             sinks: false,
             pieces: 1,
+            keys: OnceCell::new(),
+            values: OnceCell::new(),
+            right: OnceCell::new(),
             rows: vec![(keys as u32 - 1, 0, 1), (keys as u32 / 2, 1, 1), (keys as u32, 0, 0)],
         }
+    }
+
+    /// The same cache, for other rows.
+    pub(super) fn looked_at_by(self, rows: Vec<(u32, u32, u32)>) -> Scene {
+        Scene { right: OnceCell::new(), rows, ..self }
     }
 
     /// Physical block of a sequence's block: the second sequence's are in between, backwards.
@@ -89,6 +103,14 @@ impl Scene {
         let mut places = Pieces::new((all - (self.pieces - 1) * each) as u32).expect("few blocks");
         (1..self.pieces).for_each(|_| places.push(each as u32).expect("few pieces"));
         places
+    }
+
+    fn keys(&self) -> &[f32] {
+        self.keys.get_or_init(|| self.pool(1, self.kw))
+    }
+
+    fn values(&self) -> &[f32] {
+        self.values.get_or_init(|| self.pool(2, self.vw))
     }
 
     /// A pool's values as they are stored.
@@ -141,12 +163,12 @@ impl Scene {
         ]
     }
 
-    fn expected(&self) -> Vec<f64> {
-        self.expected_of(&self.queries(), &self.pool(1, self.kw))
+    fn expected(&self) -> &[f64] {
+        self.right.get_or_init(|| self.expected_of(&self.queries(), self.keys()))
     }
 
     fn expected_of(&self, queries: &[f32], keys: &[f32]) -> Vec<f64> {
-        let values = self.pool(2, self.vw);
+        let values = self.values();
         let sink = self.sink();
         let mut out = Vec::new();
         for (row, &(pos, seq, left)) in self.rows.iter().enumerate() {
@@ -208,8 +230,8 @@ impl Scene {
             .floats(&self.queries())
             .words(&self.row_words())
             .words(&self.tables())
-            .pool(&self.stored(&self.pool(1, self.kw), self.kw).pieces)
-            .pool(&self.stored(&self.pool(2, self.vw), self.vw).pieces)
+            .pool(&self.stored(self.keys(), self.kw).pieces)
+            .pool(&self.stored(self.values(), self.vw).pieces)
             .buffer(&partials)
             .go(&self.args(splits));
         let grid = [self.heads as u32, rows as u32, 1];
@@ -220,7 +242,7 @@ impl Scene {
             .buffer(&out)
             .go(&self.args(splits));
         let have = read_floats(&out, rows * self.heads * self.vw);
-        close(&format!("decode of {} wide", self.kw), &have, &self.expected(), 1e-4);
+        close(&format!("decode of {} wide", self.kw), &have, self.expected(), 1e-4);
     }
 
     /// `together` query heads in a threadgroup.
@@ -233,13 +255,13 @@ impl Scene {
             .floats(&self.queries())
             .words(&self.row_words())
             .words(&self.tables())
-            .pool(&self.stored(&self.pool(1, self.kw), self.kw).pieces)
-            .pool(&self.stored(&self.pool(2, self.vw), self.vw).pieces)
+            .pool(&self.stored(self.keys(), self.kw).pieces)
+            .pool(&self.stored(self.values(), self.vw).pieces)
             .floats(&self.sink())
             .buffer(&out)
             .go(&self.args(1));
         let have = read_floats(&out, rows * self.heads * self.vw);
-        close(&format!("prefill of {} wide", self.kw), &have, &self.expected(), 1e-4);
+        close(&format!("prefill of {} wide", self.kw), &have, self.expected(), 1e-4);
     }
 }
 
@@ -343,7 +365,7 @@ fn joined(scene: &Scene, parts: &[f32], splits: usize, part: usize) -> Vec<f32> 
 impl Scene {
     /// Decode where the kernel norms, turns and appends first: halves or neighbours `rotated`,
     /// with norms or not.
-    fn append(
+    pub(super) fn append(
         &self,
         together: usize,
         splits: usize,
@@ -360,7 +382,7 @@ impl Scene {
         let rows = self.rows.len();
         let part = (self.heads * splits * (self.vw + 2)).next_multiple_of(4);
         let partials = room(rows * part);
-        let (mut keys, values) = (self.pool(1, self.kw), self.pool(2, self.vw));
+        let (mut keys, values) = (self.keys().to_vec(), self.values());
         // A row brings what is in the pool at its position; once turned, that is there.
         let own = |pool: &[f32], width: usize| -> Vec<f32> {
             let at = |(pos, seq, left): &(u32, u32, u32)| {
@@ -370,7 +392,7 @@ impl Scene {
             let row = |r| pool[at(r) * self.kv_heads * width..][..self.kv_heads * width].to_vec();
             self.rows.iter().flat_map(row).collect()
         };
-        let (k, v) = (own(&keys, self.kw), own(&values, self.vw));
+        let (k, v) = (own(&keys, self.kw), own(values, self.vw));
         let mut queries = Vec::new();
         for (row, (pos, seq, left)) in self.rows.iter().enumerate() {
             let wide = self.heads * self.kw;
@@ -384,7 +406,7 @@ impl Scene {
             }
         }
         let [kept_k, kept_v] =
-            [(&keys, self.kw), (&values, self.vw)].map(|(pool, width)| self.stored(pool, width));
+            [(&keys[..], self.kw), (values, self.vw)].map(|(pool, width)| self.stored(pool, width));
         for pool in [&kept_k, &kept_v] {
             for (pos, seq, _) in self.rows.iter().filter(|(.., left)| *left != 0) {
                 let n = *pos as usize;
@@ -423,7 +445,7 @@ impl Scene {
         let bound = if exact { 1e-4 } else { 2e-3 };
         let want = self.expected_of(&queries, &keys);
         close(&format!("append of {} wide", self.kw), &have, &want, bound);
-        for (pool, all, width) in [(&kept_k, &keys, self.kw), (&kept_v, &values, self.vw)] {
+        for (pool, all, width) in [(&kept_k, &keys[..], self.kw), (&kept_v, values, self.vw)] {
             for (pos, seq, _) in self.rows.iter().filter(|(.., left)| *left != 0) {
                 let n = *pos as usize;
                 let at = self.block(*seq as usize, n / BLOCK) * BLOCK + n % BLOCK;

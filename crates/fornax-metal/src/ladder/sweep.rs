@@ -7,6 +7,7 @@ use super::attention::Scene;
 use super::linear::{Matrix, matmul_by};
 use super::rows::norm;
 use crate::library::{KV_TYPES, MORE_TYPES, WEIGHT_TYPES, numbered, typed};
+use crate::pieces::PIECES_MAX;
 
 /// Takes one of `every` of what it is asked about, spread evenly.
 struct Sampler {
@@ -136,7 +137,7 @@ fn norms(every: u64) {
 
 #[test]
 fn attention_sampled() {
-    attention(80);
+    attention(50);
 }
 
 #[test]
@@ -145,37 +146,96 @@ fn attention_complete() {
     attention(1);
 }
 
+/// Query heads, key heads, and the query heads of one key head that a threadgroup takes: every variant of the kernels.
+const GROUPS: [[usize; 3]; 10] = [
+    [1, 1, 1],
+    [3, 1, 1],
+    [3, 1, 3],
+    [8, 1, 1],
+    [8, 1, 2],
+    [8, 1, 4],
+    [8, 1, 8],
+    [4, 2, 1],
+    [4, 2, 2],
+    [4, 4, 1],
+];
+/// Window, soft cap, sinks.
+const MODES: [(u32, f32, bool); 4] =
+    [(0, 0.0, false), (33, 0.0, true), (0, 3.0, true), (1, 2.0, false)];
+/// Live rows of a prompt's chunk.
+const CHUNKS: [u32; 5] = [1, 9, 17, 33, 64];
+
+/// Every variant in every type of cache, on every head size, on every number of keys. What else varies, varies with these, so
+/// that each of its values meets each of theirs: window, cap and sinks, rows, shares, simdgroups, pieces.
 fn attention(every: u64) {
     let mut sampler = Sampler::new(every);
-    for (heads, kv_heads) in [(1, 1), (3, 1), (8, 1), (4, 2), (4, 4)] {
-        for width in [64usize, 80, 96, 128, 256] {
-            for keys in [1, 2, 7, 31, 32, 33, 64, 130, 1000, 5000] {
-                for ty in KV_TYPES.iter().filter(|ty| width % ty.block_len() == 0) {
-                    for (window, softcap, sinks) in
-                        [(0, 0.0, false), (33, 0.0, true), (0, 3.0, true), (1, 2.0, false)]
-                    {
-                        // What has many keys is slow: less of it, and of one sequence.
-                        let long = keys >= 1000;
-                        if !sampler.takes() || long && !sampler.takes() {
-                            continue;
-                        }
-                        let mut scene = Scene::new(heads, kv_heads, width, width, keys);
-                        (scene.ty, scene.window) = (*ty, window);
-                        (scene.softcap, scene.sinks) = (softcap, sinks);
-                        if long {
-                            scene.rows.truncate(1);
-                        }
-                        let group = heads / kv_heads;
-                        for together in (1..=group).filter(|n| group % n == 0) {
-                            let splits = 1 + keys as u32 / 40;
-                            scene.decode(together, splits.min(32));
-                            if together <= 4 {
-                                scene.prefill(together);
-                            }
-                        }
+    for (g, [heads, kv_heads, together]) in GROUPS.into_iter().enumerate() {
+        for (w, width) in [64usize, 80, 96, 128, 256].into_iter().enumerate() {
+            for (k, keys) in [1usize, 2, 7, 31, 32, 33, 64, 130, 1000, 5000].into_iter().enumerate()
+            {
+                for (t, ty) in KV_TYPES.iter().enumerate() {
+                    if width % ty.block_len() != 0 || !sampler.takes() {
+                        continue;
                     }
+                    let turn = g + w + k + t;
+                    let mut scene = Scene::new(heads, kv_heads, width, width, keys);
+                    scene.ty = *ty;
+                    (scene.window, scene.softcap, scene.sinks) = MODES[turn % MODES.len()];
+                    scene.pieces = 1 + (turn / 2) % PIECES_MAX.min(2 * keys.div_ceil(32));
+                    // What has many keys is slow: less of it, of one sequence.
+                    let long = keys >= 1000;
+                    if long {
+                        scene.rows.truncate(1);
+                    }
+                    let splits = [1 + keys / 40, 1, 4, 32][turn / 3 % 4].min(32);
+                    scene.decode(together, splits as u32);
+                    let simds = [1, 2, 4][turn % 3];
+                    scene.append(together, splits.min(16), simds, (0, false, false));
+                    if together > 4 {
+                        continue;
+                    }
+                    if !long {
+                        let n = CHUNKS[turn / 2 % CHUNKS.len()];
+                        scene = scene.looked_at_by(chunk(n, keys as u32));
+                    }
+                    scene.prefill(together);
                 }
             }
         }
     }
+}
+
+/// Rows of two sequences, the last positions of each, one row among them dead.
+fn chunk(n: u32, keys: u32) -> Vec<(u32, u32, u32)> {
+    let first = n.min(keys);
+    let of = |seq: u32, n: u32| (keys - n..keys).map(move |pos| (pos, seq, 1));
+    let mut rows: Vec<_> = of(0, first).chain(of(1, (n - first).min(keys))).collect();
+    if rows.len() > 2 {
+        rows[1].2 = 0;
+    }
+    rows
+}
+
+/// Where no more is covered than is said above, this fails: every value of what varies meets every variant, every head size
+/// and every number of keys.
+#[test]
+fn what_varies_meets_every_axis() {
+    let (mut seen, mut all) = (std::collections::BTreeSet::new(), 0);
+    for g in 0..GROUPS.len() {
+        for w in 0..5 {
+            for k in 0..10 {
+                for t in 0..3 {
+                    let turn = g + w + k + t;
+                    let varies = [turn % 4, turn / 3 % 4, turn % 3, turn / 2 % 5, turn / 2 % 4];
+                    for (of, value) in varies.into_iter().enumerate() {
+                        seen.extend([(of, value, 0, g), (of, value, 1, w), (of, value, 2, k)]);
+                        seen.insert((of, value, 3, t));
+                    }
+                    all += 1;
+                }
+            }
+        }
+    }
+    assert_eq!(all, 1500);
+    assert_eq!(seen.len(), (4 + 4 + 3 + 5 + 4) * (GROUPS.len() + 5 + 10 + 3));
 }

@@ -93,7 +93,11 @@ impl Builder<'_> {
             return Ok(());
         };
         let group = &self.plan.kv[kv.group as usize];
-        let splits = policy::splits(self.shape.stride as u32);
+        // The shares of a row follow from its position alone where they may not follow from the pool.
+        let (splits, few) = match self.deterministic {
+            true => (policy::SPLITS_FIXED, 1..=u32::MAX),
+            false => (policy::splits(self.shape.stride as u32), 1..=SPLIT_ROWS),
+        };
         let Some(((common, constants), pools)) = self.attention_call(op, splits) else {
             return Ok(());
         };
@@ -102,9 +106,8 @@ impl Builder<'_> {
         let together = self.policy.heads_together(heads / group.heads, width);
         let each = vec![together, group.k_width.div_ceil(32), group.v_width.div_ceil(32)];
         let part = (heads * splits * (group.v_width + 2)) as usize;
-        let rows = self.rows_max.min(SPLIT_ROWS as usize);
+        let rows = self.rows_max.min(*few.end() as usize);
         let partials = self.stage("partial attention", rows * part)?;
-        let few = 1..=SPLIT_ROWS;
         let name = entry("attention_split", self.kv_type);
         let axes = [Axis::Fixed(splits), Axis::Fixed(heads / together), ROWS];
         let mut args = common.clone();
@@ -123,6 +126,9 @@ impl Builder<'_> {
         let own = pieced(&each, 1);
         let e = Entry { name, constants: own, when: few, axes, threads: 32, pools: None };
         self.dispatch(at, e, Extent::Rows, (args, constants.clone()))?;
+        if self.deterministic {
+            return Ok(());
+        }
         let name = entry("attention_tiled", self.kv_type);
         let mut args = common;
         args.extend([self.optional(sinks), self.value(out, Write)]);

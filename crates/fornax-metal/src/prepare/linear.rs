@@ -32,10 +32,13 @@ impl Builder<'_> {
         let tile = self.policy.matvec_tile(ty, outs, cols);
         let groups = outs.div_ceil(tile.outs);
         let vector = |rows| typed("matvec", &[ty], &variant(tile, rows, false));
-        for rows in *when.start()..=MATVEC_ROWS {
+        for (rows, when) in self.vector_rows(*when.start()) {
             let (name, constants) = vector(rows);
             let e = vectors(&name, constants, tile, groups, rows);
-            self.dispatch(at, e, extent, call.clone())?;
+            self.dispatch(at, Entry { when, ..e }, extent, call.clone())?;
+        }
+        if self.deterministic {
+            return Ok(());
         }
         let [small, tiled] = ["matmul_small", "matmul_tiled"].map(|name| typed(name, &[ty], &[]));
         let few = Entry {
@@ -58,6 +61,15 @@ impl Builder<'_> {
             }
         }
         Ok(())
+    }
+
+    /// How many rows, from `least` on, each variant of the matvec family takes together, and of which numbers of rows it
+    /// is for; where they must not differ, the last one is for all.
+    fn vector_rows(&self, least: u32) -> Vec<(u32, RangeInclusive<u32>)> {
+        if self.deterministic {
+            return vec![(MATVEC_ROWS, 1..=u32::MAX)];
+        }
+        (least..=MATVEC_ROWS).map(|rows| (rows, rows..=rows)).collect()
     }
 
     pub(super) fn lower_qkv(&mut self, at: u32, op: &Op, norm: Option<Norm>) -> Result<()> {
@@ -85,10 +97,14 @@ impl Builder<'_> {
         let constants = QkvArgs { rows: 0, cols, q_outs, k_outs, v_outs, bias, eps }.words();
         let tile = self.policy.matvec_tile(wq.ty, q_outs + k_outs + v_outs, cols);
         let groups = outs.iter().map(|o| o.div_ceil(tile.outs)).sum();
-        for rows in 1..=MATVEC_ROWS {
+        for (rows, when) in self.vector_rows(1) {
             let (name, own) = typed("qkv", &types, &variant(tile, rows, norm.is_some()));
             let e = vectors(&name, own, tile, groups, rows);
+            let e = Entry { when, ..e };
             self.dispatch(at, e, Extent::Rows, (args.clone(), constants.clone()))?;
+        }
+        if self.deterministic {
+            return Ok(());
         }
         let when = MATVEC_ROWS + 1..=u32::MAX;
         for (linear, out) in [(q, q_out), (k, k_out), (v, v_out)] {
@@ -124,11 +140,14 @@ impl Builder<'_> {
         let extent = self.extent(x);
         let tile = self.policy.matvec_tile(ty, outs, cols);
         let groups = outs.div_ceil(tile.outs);
-        for rows in 1..=MATVEC_ROWS {
+        for (rows, when) in self.vector_rows(1) {
             let (name, own) = typed("gated_mlp", &types, &variant(tile, rows, norm.is_some()));
             let e = vectors(&name, own, tile, groups, rows);
             let call = (args(self, norm), constants.words());
-            self.dispatch(at, e, extent, call)?;
+            self.dispatch(at, Entry { when, ..e }, extent, call)?;
+        }
+        if self.deterministic {
+            return Ok(());
         }
         // More rows are multiplied as matrices, normed before.
         let many = MATVEC_ROWS + 1..=u32::MAX;

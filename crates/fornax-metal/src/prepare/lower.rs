@@ -42,7 +42,7 @@ impl Builder<'_> {
         let plan = self.plan;
         let mut at = 0;
         while let Some(op) = plan.ops.get(at) {
-            if self.appends(at)? {
+            if !self.deterministic && self.appends(at)? {
                 // The ops one by one, for rounds that the two dispatches above are not for.
                 self.apart = Some(false);
                 self.lower_pair(at)?;
@@ -57,7 +57,9 @@ impl Builder<'_> {
                 && self.folds(x, out, next)
             {
                 // Few rows are normed by the kernel that reads them, the norm is for the rest.
-                self.lower_norm(at as u32, op, MATVEC_ROWS + 1..=u32::MAX)?;
+                if !self.deterministic {
+                    self.lower_norm(at as u32, op, MATVEC_ROWS + 1..=u32::MAX)?;
+                }
                 self.lower_reader(at as u32 + 1, next, Some(Norm { x, weight, eps }))?;
                 at += 2;
                 continue;

@@ -51,7 +51,7 @@ impl Builder<'_> {
             extent: self.extent(x),
         };
         let from = grouped_from(m.experts, m.top_k);
-        let few = if self.rows_max >= from as usize && self.groups_fit(&m)? {
+        let few = if !self.deterministic && self.rows_max >= from as usize && self.groups_fit(&m)? {
             self.grouped(at, op, &m, from..=u32::MAX)?;
             1..=from - 1
         } else {

@@ -10,7 +10,7 @@ pub(crate) use memory::Buffer;
 pub(crate) use run::{Flight, Queue};
 
 use std::collections::HashMap;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Once, OnceLock};
 
 use fornax_plan::{Error, Result};
@@ -90,6 +90,11 @@ impl Gpu {
 
     pub(crate) fn family(&self) -> Family {
         self.family
+    }
+
+    /// Bytes that are left of the working set.
+    pub(crate) fn free(&self) -> u64 {
+        self.device.recommendedMaxWorkingSetSize().saturating_sub(self.held.load(Ordering::Relaxed))
     }
 
     /// What to say of it when something is wrong.
