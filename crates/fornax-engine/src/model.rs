@@ -42,6 +42,8 @@ impl Model {
         let tokenizer = Arc::new(Tokenizer::from_gguf(gguf.metadata())?);
         let template =
             ChatTemplate::from_gguf(gguf.metadata(), &tokenizer).map_err(|e| e.to_string());
+        // The vocabulary was copied; its pages would count beside the weights.
+        gguf.mappings().for_each(|m| m.release(0..m.len()));
         Ok(Model { gguf, family, plan, tokenizer, template })
     }
 
