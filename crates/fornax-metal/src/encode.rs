@@ -3,12 +3,14 @@
 
 use std::ops::{Range, RangeInclusive};
 
-use fornax_plan::Result;
+use fornax_plan::{Batch, Result};
 
 use crate::api::{Buffer, Encoder, Grid, Pipeline, Slice};
 use crate::args::stride_at;
+use crate::feed::Chain;
 use crate::hazard::{Access, Touch, Tracker};
 use crate::policy::MATVEC_ROWS;
+use crate::work::Work;
 
 /// Which barriers are written; all but `Tracked` exist for tests, which must see that a missing
 /// barrier shows.
@@ -120,6 +122,10 @@ pub(crate) struct Command {
     pub(crate) span: Span,
     /// The pools that it reads or writes.
     pub(crate) pools: Option<Pools>,
+    /// What a row of it asks for.
+    pub(crate) work: Work,
+    /// Its rows may be dispatched apart, so many or a multiple of that at once.
+    pub(crate) parts: Option<u32>,
 }
 
 /// A layer's keys and values among a command's arguments: the slots of the first piece of each, which those of the
@@ -145,6 +151,12 @@ pub(crate) struct Round<'a> {
     /// The ways in which tokens are chosen.
     pub(crate) ways: u32,
     pub(crate) base: usize,
+    /// 0 for the host's rows, then the rounds of the chain.
+    pub(crate) number: u32,
+    pub(crate) batch: &'a Batch,
+    pub(crate) chain: &'a [Chain],
+    /// Predicted seconds that a command may take where it can be parted.
+    pub(crate) most_s: f64,
     pub(crate) upload: Buffer,
     pub(crate) out: Buffer,
     pub(crate) logits: Buffer,
@@ -153,13 +165,22 @@ pub(crate) struct Round<'a> {
 }
 
 impl Round<'_> {
-    fn slice(&self, place: &Place, rows: usize) -> Slice {
+    /// A row's position, or the furthest that it can be at.
+    fn pos(&self, row: usize) -> u32 {
+        if self.first {
+            return self.batch.rows.get(row).map_or(0, |r| r.pos);
+        }
+        self.chain.get(row).map_or(0, |c| c.pos + self.number - 1)
+    }
+
+    /// What a place is for the rows `part`.
+    fn slice(&self, place: &Place, part: Range<usize>) -> Slice {
         let row = crate::feed::ROW;
         let upload = |words: Range<usize>| self.upload.words(words);
         match place {
             Place::Fixed(slice) => slice.clone(),
-            Place::Value(buffer, width) => buffer.words(0..rows * width),
-            Place::Rows => upload(self.base * row..(self.base + self.rows) * row),
+            Place::Value(buffer, width) => buffer.words(part.start * width..part.end * width),
+            Place::Rows => upload((self.base + part.start) * row..(self.base + part.end) * row),
             Place::AllRows => upload(self.shape.all_rows()),
             Place::Wanted if self.first => upload(self.shape.wanted()),
             Place::Wanted => upload(self.shape.chain_wanted()),
@@ -228,9 +249,27 @@ impl Writer {
                 && command.apart.is_none_or(|apart| apart == few)
                 && command.when.contains(&(rows as u32))
             {
-                self.command(encoder, command, round, rows)?;
-                written += 1;
+                written += self.parts(encoder, command, round, rows)?;
             }
+        }
+        Ok(written)
+    }
+
+    /// Writes a command, or several where its rows take too long at once. Returns their number.
+    fn parts(
+        &mut self,
+        encoder: &mut Encoder<'_>,
+        command: &Command,
+        round: &Round<'_>,
+        rows: usize,
+    ) -> Result<u64> {
+        let grain = command.parts.map_or(rows, |n| n as usize);
+        let (mut start, mut written) = (0, 0);
+        while start < rows {
+            let all = (start, rows, grain);
+            let (end, seconds) = command.work.part(all, round.most_s, |row| round.pos(row));
+            self.command(encoder, command, round, start..end, seconds)?;
+            (start, written) = (end, written + 1);
         }
         Ok(written)
     }
@@ -240,8 +279,10 @@ impl Writer {
         encoder: &mut Encoder<'_>,
         command: &Command,
         round: &Round<'_>,
-        rows: usize,
+        part: Range<usize>,
+        seconds: f64,
     ) -> Result<()> {
+        let rows = part.len();
         self.touches.clear();
         encoder.set_pipeline(&command.pipeline);
         for (slot, arg) in command.args.iter().enumerate() {
@@ -249,7 +290,7 @@ impl Writer {
                 encoder.set_nothing(slot);
                 continue;
             };
-            let slice = round.slice(place, rows);
+            let slice = round.slice(place, part.clone());
             self.touches.push(Touch {
                 buffer: slice.buffer.id,
                 bytes: slice.bytes.clone(),
@@ -278,6 +319,6 @@ impl Writer {
             self.constants[at] = round.base as u32;
         }
         encoder.set_constants(&self.constants);
-        encoder.dispatch(command.op, command.span.grid(rows as u32))
+        encoder.dispatch((command.op, seconds), command.span.grid(rows as u32))
     }
 }

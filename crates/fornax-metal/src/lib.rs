@@ -24,6 +24,7 @@ mod report;
 #[cfg(test)]
 mod rules;
 mod tune;
+mod work;
 
 pub use api::Fault;
 pub use device::{Journal, MetalDevice};

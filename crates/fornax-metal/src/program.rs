@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use fornax_gguf::{TensorType, blocks};
 use fornax_plan::{
-    BlockId, Cmd, Error, Limits, MemoryUse, Op, OpTime, Plan, Program, Progress, Result, SeqStep,
+    BlockId, Cmd, Error, Limits, MemoryUse, OpTime, Plan, Program, Progress, Result, SeqStep,
     SlotId, StepOutput, StepReport, StepSeconds, Ticket, Want,
 };
 
@@ -97,7 +97,6 @@ impl MetalProgram {
         let wanted = limits.wanted as usize;
         let (vocab, width) = collect::widths(plan);
         let queue = device.queue()?;
-        queue.set_bytes(bytes_by_op(plan, limits));
         let frame = |_| {
             Ok(Frame {
                 feed: Feed::new(&shape, limits),
@@ -145,6 +144,10 @@ impl MetalProgram {
             copies: batch.wanted.iter().any(wants_rows),
             ways: frame.feed.ways,
             base: 0,
+            number: 0,
+            batch,
+            chain: &frame.feed.chain,
+            most_s: queue.pace().most(),
             upload: frame.upload,
             out: frame.out,
             logits: frame.logits,
@@ -159,8 +162,9 @@ impl MetalProgram {
         (round.first, round.apart) = (false, true);
         round.base = shape.chain_base();
         (round.rows, round.wanted) = (frame.feed.chain.len(), frame.feed.chain.len());
-        for _ in 1..frame.feed.rounds {
+        for number in 1..frame.feed.rounds {
             encoder.mark();
+            round.number = number;
             commands += writer.round(&mut encoder, &prepared.commands, &round)?;
         }
         journal.commands.fetch_add(commands, Relaxed);
@@ -298,19 +302,6 @@ impl MetalProgram {
             Ok(())
         })
     }
-}
-
-/// Bytes that one row of each op reads at most: weights, and for attention the keys and values of a whole context.
-fn bytes_by_op(plan: &Plan, limits: &Limits) -> Vec<u64> {
-    let context = u64::from(limits.kv_blocks / limits.slots.max(1)) * u64::from(KV_BLOCK);
-    let bytes = |op: &Op| match op {
-        Op::Attention { kv, .. } => {
-            let g = &plan.kv[kv.group as usize];
-            2 * context * u64::from(g.heads) * u64::from(g.k_width + g.v_width)
-        }
-        _ => plan.op_bytes_per_token(op),
-    };
-    plan.ops.iter().map(bytes).collect()
 }
 
 /// The first word of `len` elements from `at` on, the bytes before them in it, and their bytes.

@@ -143,7 +143,7 @@ impl Bench<'_> {
                 encoder.set_buffer(1, x.all(), Access::Read);
                 encoder.set_buffer(4, out.all(), Access::Write);
                 encoder.set_constants(&args.words());
-                encoder.dispatch(0, grid)?;
+                encoder.dispatch((0, 0.0), grid)?;
                 // The next writes what this one wrote, as in a step.
                 encoder.barrier();
             }
@@ -163,7 +163,7 @@ impl Bench<'_> {
         encoder.set_buffer(0, self.flush[0].words(words.clone()), Access::Read);
         encoder.set_buffer(1, self.flush[1].words(words), Access::Write);
         encoder.set_constants(&CopyArgs { rows: 256, width }.words());
-        encoder.dispatch(0, Grid { groups: [width.div_ceil(256), 256, 1], threads: 256 })?;
+        encoder.dispatch((0, 0.0), Grid { groups: [width.div_ceil(256), 256, 1], threads: 256 })?;
         self.timed(buffer).map(|_| ())
     }
 

@@ -66,7 +66,9 @@ impl Queue {
             _ => None,
         };
         let _live = Live::new(&device.health);
-        Ok(Queue { device, work: Arc::default(), native, _live })
+        let mut work = Work::default();
+        work.pace.set(device.setup.budget_s);
+        Ok(Queue { device, work: Arc::new(Mutex::new(work)), native, _live })
     }
 
     /// A command buffer of this queue.
@@ -80,11 +82,9 @@ impl Queue {
         }
     }
 
-    /// Says how many bytes one row of each label's commands reads: by that, what would run too long at once is cut
-    /// into several command buffers.
-    pub fn set_bytes(&self, by_label: Vec<u64>) {
-        let budget_s = self.device.setup.budget_s;
-        self.lock().pace.set(by_label, budget_s);
+    /// How long its command buffers may be.
+    pub(crate) fn pace(&self) -> Pace {
+        self.lock().pace
     }
 
     /// Seconds that the device has worked so far, as it tells them; those of a stand-in are the host's.
@@ -140,8 +140,8 @@ impl CommandBuffer {
         let pending = match (fault, &self.native) {
             (Some(fault), _) => Pending::Failed(injected(fault)),
             (None, Some(native)) if work.seconds.is_empty() => {
-                let plain = self.recording.commands().map(|(_, l, rows)| work.pace.plain(l, rows));
-                let sent = native.commit(&self.device.lock(), &self.recording, plain.sum());
+                let plain = self.recording.commands().map(|(_, seconds)| seconds).sum();
+                let sent = native.commit(&self.device.lock(), &self.recording, plain);
                 self.recording.clear();
                 work.spare.push(self.recording);
                 sent.map_or_else(Pending::Failed, Pending::Native)
@@ -197,13 +197,14 @@ impl Encoder<'_> {
         self.buffer.recording.constants(&self.open, words);
     }
 
-    /// Records one command over a grid; the constants are its last argument.
+    /// Records one command over a grid; the constants are its last argument. `label` is what it was made for, `plain_s`
+    /// the seconds that are predicted of it: by them, what would run too long at once is cut into several command buffers.
     ///
     /// # Errors
     /// `is_malformed`, naming the kernel and the argument, where Metal's rules are broken: slots,
     /// constants, ranges outside their buffer, a written argument that overlaps another, a grid of
     /// nothing, more threads than the pipeline has.
-    pub fn dispatch(&mut self, label: u32, grid: Grid) -> Result<()> {
+    pub fn dispatch(&mut self, (label, plain_s): (u32, f64), grid: Grid) -> Result<()> {
         let pipeline = self
             .pipeline
             .take()
@@ -212,7 +213,7 @@ impl Encoder<'_> {
         let (args, words) = recording.bound(&self.open);
         check(&pipeline, args, words, grid)
             .map_err(|what| Error::malformed(format!("metal: {}: {what}", pipeline.name)))?;
-        recording.take(&mut self.open, pipeline, label, grid);
+        recording.take(&mut self.open, pipeline, (label, plain_s), grid);
         Ok(())
     }
 
@@ -483,7 +484,7 @@ mod tests {
             encoder.set_buffer(0, a, Access::Read);
             encoder.set_buffer(1, b, Access::Write);
             encoder.set_constants(words);
-            encoder.dispatch(0, grid).err().map(|e| e.to_string()).unwrap_or_default()
+            encoder.dispatch((0, 0.0), grid).err().map(|e| e.to_string()).unwrap_or_default()
         };
         let (low, high) = (buffer.words(0..32), buffer.words(32..64));
         assert_eq!(refused(low.clone(), high.clone(), &[1, 32], grid), "");

@@ -14,6 +14,8 @@ pub(super) struct Dispatch {
     pub(super) pipeline: Pipeline,
     /// What the command was made for, for errors and times.
     pub(super) label: u32,
+    /// Seconds that are predicted of it.
+    pub(super) plain_s: f64,
     pub(super) grid: Grid,
     args: Range<usize>,
     words: Range<usize>,
@@ -76,10 +78,10 @@ impl Recording {
         ends.map(move |end| &self.entries[std::mem::replace(&mut start, end)..end])
     }
 
-    /// Place in the list, label and rows of every command.
-    pub(super) fn commands(&self) -> impl Iterator<Item = (usize, u32, u32)> + '_ {
+    /// Place in the list and predicted seconds of every command.
+    pub(super) fn commands(&self) -> impl Iterator<Item = (usize, f64)> + '_ {
         self.entries.iter().enumerate().filter_map(|(at, entry)| match entry {
-            Entry::Dispatch(d) => Some((at, d.label, self.words(d).first().copied().unwrap_or(0))),
+            Entry::Dispatch(d) => Some((at, d.plain_s)),
             Entry::Barrier => None,
         })
     }
@@ -117,9 +119,22 @@ impl Recording {
     }
 
     /// Makes a command of what is bound.
-    pub(super) fn take(&mut self, open: &mut Open, pipeline: Pipeline, label: u32, grid: Grid) {
+    pub(super) fn take(
+        &mut self,
+        open: &mut Open,
+        pipeline: Pipeline,
+        (label, plain_s): (u32, f64),
+        grid: Grid,
+    ) {
         let (args, words) = (open.args..self.args.len(), open.words..self.words.len());
-        self.entries.push(Entry::Dispatch(Dispatch { pipeline, label, grid, args, words }));
+        self.entries.push(Entry::Dispatch(Dispatch {
+            pipeline,
+            label,
+            plain_s,
+            grid,
+            args,
+            words,
+        }));
         *open = Open { args: self.args.len(), words: self.words.len() };
     }
 }

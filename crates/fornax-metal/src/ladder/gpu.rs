@@ -58,7 +58,7 @@ impl Run {
                 there.push((before, copy));
             }
             encoder.set_constants(constants);
-            encoder.dispatch(0, self.grid)?;
+            encoder.dispatch((0, 0.0), self.grid)?;
             commands.commit().wait()?;
             for (buffer, (before, copy)) in self.buffers.iter().zip(there) {
                 let mut after = vec![0; before.len()];

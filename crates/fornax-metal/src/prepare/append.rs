@@ -109,6 +109,8 @@ impl Builder<'_> {
                 1,
             ),
             pools: Some(pools),
+            work: None,
+            parts: None,
             when: 1..=MATVEC_ROWS,
             axes: [Axis::Fixed(splits), Axis::Fixed(heads / together), ROWS],
             threads: 32 * APPEND_SIMDS,
@@ -150,6 +152,8 @@ impl Builder<'_> {
                 axes: [Axis::Fixed(outs.div_ceil(tile.outs)), Axis::RowsBy(rows), ONE],
                 threads: 32 * tile.simds,
                 pools: None,
+                work: None,
+                parts: None,
             };
             self.dispatch(at + 1, e, Extent::Rows, (args.clone(), constants.words()))?;
         }

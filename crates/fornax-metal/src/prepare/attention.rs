@@ -9,7 +9,10 @@ use crate::encode::{Axis, Extent, Place};
 use crate::hazard::Access::{Read, Write};
 use crate::library::{entry, pieced};
 use crate::policy::{self, SPLIT_ROWS};
+use crate::work::Work;
 
+/// Rows of a threadgroup of the attention of many.
+const TILE_ROWS: u32 = 8;
 /// Elements of a head that a simdgroup holds.
 pub(super) const HEAD_WIDTH_MAX: u32 = 256;
 
@@ -113,7 +116,8 @@ impl Builder<'_> {
         let mut args = common.clone();
         args.push(Some((Place::Value(partials, part), Write)));
         let own = pieced(&each, 1);
-        let e = Entry { name: &name, constants: own, when: few.clone(), axes, threads: 32, pools };
+        let parts = Some(1);
+        let e = Entry { constants: own, when: few.clone(), pools, parts, ..whole(&name, axes, 32) };
         self.dispatch(at, e, Extent::Rows, (args, constants.clone()))?;
         let args = vec![
             Some((Place::Value(partials, part), Read)),
@@ -124,7 +128,8 @@ impl Builder<'_> {
         let axes = [Axis::Fixed(heads), ROWS, ONE];
         let name = "attention_reduce";
         let own = pieced(&each, 1);
-        let e = Entry { name, constants: own, when: few, axes, threads: 32, pools: None };
+        let work = Some(Work::default());
+        let e = Entry { constants: own, when: few, work, ..whole(name, axes, 32) };
         self.dispatch(at, e, Extent::Rows, (args, constants.clone()))?;
         if self.deterministic {
             return Ok(());
@@ -133,10 +138,12 @@ impl Builder<'_> {
         let mut args = common;
         args.extend([self.optional(sinks), self.value(out, Write)]);
         let together = policy::heads_tiled(heads / group.heads, width);
-        let axes = [Axis::Fixed(heads / together), Axis::RowsBy(8), ONE];
+        let axes = [Axis::Fixed(heads / together), Axis::RowsBy(TILE_ROWS), ONE];
         let own = pieced(&[together, each[1], each[2]], 1);
         let when = SPLIT_ROWS + 1..=u32::MAX;
-        let e = Entry { name: &name, constants: own, when, axes, threads: 256, pools };
+        let parts = Some(TILE_ROWS);
+        let work = Some(Work::of(self.plan, op).shared_by(TILE_ROWS));
+        let e = Entry { constants: own, when, pools, parts, work, ..whole(&name, axes, 256) };
         self.dispatch(at, e, Extent::Rows, (args, constants))
     }
 }

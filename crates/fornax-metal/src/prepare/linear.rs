@@ -11,6 +11,10 @@ use crate::encode::{Axis, Extent, Place};
 use crate::hazard::Access::{Read, Write};
 use crate::library::typed;
 use crate::policy::{MATVEC_ROWS, SMALL_ROWS, Tile};
+use crate::work::Work;
+
+/// Rows of a threadgroup of the product of many.
+const MANY_ROWS: u32 = 32;
 
 impl Builder<'_> {
     /// A product, for the rows of `when`: vectors, then small matrices, then tiles.
@@ -27,6 +31,7 @@ impl Builder<'_> {
     ) -> Result<()> {
         let w = &self.plan.weights[linear.weight.ix()];
         let (ty, outs, cols) = (w.ty, w.rows, w.cols);
+        let work = Some(Work::product(w.len_bytes()));
         let call = self.matmul_call(x, linear, residual, out, (scale, softcap));
         let extent = self.extent(x);
         let tile = self.policy.matvec_tile(ty, outs, cols);
@@ -35,7 +40,7 @@ impl Builder<'_> {
         for (rows, when) in self.vector_rows(*when.start()) {
             let (name, constants) = vector(rows);
             let e = vectors(&name, constants, tile, groups, rows);
-            self.dispatch(at, Entry { when, ..e }, extent, call.clone())?;
+            self.dispatch(at, Entry { when, work, ..e }, extent, call.clone())?;
         }
         if self.deterministic {
             return Ok(());
@@ -44,12 +49,15 @@ impl Builder<'_> {
         let few = Entry {
             when: MATVEC_ROWS + 1..=SMALL_ROWS,
             constants: small.1,
+            work,
             ..whole(&small.0, [Axis::Fixed(outs.div_ceil(8)), Axis::RowsBy(16), ONE], 128)
         };
         let many = Entry {
             when: SMALL_ROWS + 1..=u32::MAX,
             constants: tiled.1,
-            ..whole(&tiled.0, [Axis::Fixed(outs.div_ceil(64)), Axis::RowsBy(32), ONE], 128)
+            work,
+            parts: Some(MANY_ROWS),
+            ..whole(&tiled.0, [Axis::Fixed(outs.div_ceil(64)), Axis::RowsBy(MANY_ROWS), ONE], 128)
         };
         for e in [few, many] {
             let when = e.when.clone();
@@ -57,7 +65,7 @@ impl Builder<'_> {
                 // Slower, and it fits everywhere.
                 let (name, constants) = vector(MATVEC_ROWS);
                 let e = vectors(&name, constants, tile, groups, MATVEC_ROWS);
-                self.dispatch(at, Entry { when, ..e }, extent, call.clone())?;
+                self.dispatch(at, Entry { when, work, ..e }, extent, call.clone())?;
             }
         }
         Ok(())
@@ -157,7 +165,8 @@ impl Builder<'_> {
         self.product(at, many.clone(), x, gate, None, out.clone(), (1.0, None))?;
         let to = Some((up_out.clone(), Write));
         self.product(at, many.clone(), x, up, None, to, (1.0, None))?;
-        let e = Entry { when: many, ..whole("activate", elements(outs), 256) };
+        let work = Some(Work::default());
+        let e = Entry { when: many, work, ..whole("activate", elements(outs), 256) };
         self.dispatch(at, e, extent, (vec![Some((up_out, Read)), out], constants.words()))
     }
 }
@@ -176,5 +185,7 @@ fn vectors(name: &str, constants: Vec<u32>, tile: Tile, groups: u32, rows: u32) 
         axes: [Axis::Fixed(groups), Axis::RowsBy(rows), ONE],
         threads: 32 * tile.simds,
         pools: None,
+        work: None,
+        parts: Some(rows),
     }
 }

@@ -12,6 +12,7 @@ use crate::encode::{Axis, Command, Extent, Place, Pools, Span};
 use crate::hazard::Access::Write;
 use crate::library::typed;
 use crate::policy::{self, MATVEC_ROWS};
+use crate::work::Work;
 
 pub(super) const ANY: RangeInclusive<u32> = 1..=u32::MAX;
 pub(super) const ONE: Axis = Axis::Fixed(1);
@@ -34,6 +35,10 @@ pub(super) struct Entry<'a> {
     pub(super) axes: [Axis; 3],
     pub(super) threads: u32,
     pub(super) pools: Option<Pools>,
+    /// What a row of it asks for, where that is not all of the op.
+    pub(super) work: Option<Work>,
+    /// As [`Command::parts`].
+    pub(super) parts: Option<u32>,
 }
 
 impl Builder<'_> {
@@ -205,10 +210,22 @@ impl Builder<'_> {
         let span = Span { axes: e.axes, threads: e.threads };
         let (when, base_at) = (e.when, None);
         let apart = self.apart;
-        let pools = e.pools;
-        let command =
-            Command { op, pipeline, args, constants, base_at, extent, when, apart, span, pools };
-        self.out.commands.push(command);
+        let (pools, parts) = (e.pools, e.parts);
+        let work = e.work.unwrap_or_else(|| Work::of(self.plan, &self.plan.ops[op as usize]));
+        self.out.commands.push(Command {
+            op,
+            pipeline,
+            args,
+            constants,
+            base_at,
+            extent,
+            when,
+            apart,
+            span,
+            pools,
+            work,
+            parts,
+        });
         Ok(true)
     }
 
@@ -231,7 +248,16 @@ impl Builder<'_> {
 }
 
 pub(super) fn whole(name: &str, axes: [Axis; 3], threads: u32) -> Entry<'_> {
-    Entry { name, constants: Vec::new(), when: ANY, axes, threads, pools: None }
+    Entry {
+        name,
+        constants: Vec::new(),
+        when: ANY,
+        axes,
+        threads,
+        pools: None,
+        work: None,
+        parts: None,
+    }
 }
 
 /// A thread an element of a row, 256 in a threadgroup.

@@ -88,6 +88,8 @@ impl Builder<'_> {
             axes: [Axis::Fixed(m.inner.div_ceil(tile.outs)), Axis::RowsTimes(m.top_k), ONE],
             threads: 32 * tile.simds,
             pools: None,
+            work: None,
+            parts: None,
         };
         self.dispatch(at, e, m.extent, (args, constants))?;
         let args = vec![
@@ -108,6 +110,8 @@ impl Builder<'_> {
             axes: [Axis::Fixed(m.outs.div_ceil(tile.outs)), ROWS, ONE],
             threads: 32 * tile.simds,
             pools: None,
+            work: None,
+            parts: None,
         };
         self.dispatch(at, e, m.extent, (args, constants.words()))
     }
@@ -150,6 +154,8 @@ impl Builder<'_> {
             axes: [Axis::Fixed(m.inner.div_ceil(64)), of_tiles, ONE],
             threads: 128,
             pools: None,
+            work: None,
+            parts: None,
         };
         self.dispatch(at, e, m.extent, (args, constants))?;
 
@@ -175,6 +181,8 @@ impl Builder<'_> {
             axes: [Axis::Fixed(m.outs.div_ceil(64)), of_tiles, ONE],
             threads: 128,
             pools: None,
+            work: None,
+            parts: None,
         };
         self.dispatch(at, e, m.extent, (args, constants.clone()))?;
 
