@@ -42,10 +42,6 @@ pub(crate) fn refusals(plan: &Plan, limits: &Limits) -> Vec<Refusal> {
         let why = "the kernels compute with 32-bit activations alone".to_string();
         refuse("activations q8".to_string(), why, "ask for f32 activations");
     }
-    if limits.deterministic {
-        let why = "kernels and orders of sums change with the rows of a step".to_string();
-        refuse("deterministic".to_string(), why, "use --device cpu");
-    }
     if limits.chain > CHAIN_MAX || limits.stops as usize >= STOPS {
         let what = format!("tickets of {} tokens, {} stop tokens", limits.chain, limits.stops);
         let why = format!("there is room for {CHAIN_MAX} and {}", STOPS - 1);
