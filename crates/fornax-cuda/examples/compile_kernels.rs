@@ -38,7 +38,7 @@ fn main() -> ExitCode {
         }
     }
     for variant in fornax_cuda::variants() {
-        for arch in &archs {
+        for arch in archs.iter().filter(|a| variant.runs_on(**a)) {
             let started = Instant::now();
             match compiler.compile_variant(&variant, *arch) {
                 Ok(size) => {

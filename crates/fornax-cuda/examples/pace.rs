@@ -160,6 +160,9 @@ fn plan(s: &Shape, pool: &mut Pool) -> Plan {
     p
 }
 
+/// Rows of one step of a prompt.
+const PROMPT: u32 = 2048;
+
 struct Case {
     depth: u32,
     kv: KvType,
@@ -173,7 +176,7 @@ fn measure(device: &CudaDevice, plan: &Plan, label: &str, case: &Case) -> Result
     let blocks = (case.depth + chain * 2).div_ceil(block) + 1;
     let limits = Limits {
         slots: case.rows,
-        rows: 512,
+        rows: PROMPT,
         wanted: case.rows,
         kv_blocks: blocks * case.rows,
         kv_type: case.kv,
@@ -190,15 +193,16 @@ fn measure(device: &CudaDevice, plan: &Plan, label: &str, case: &Case) -> Result
         (0..case.depth).map(|i| i.wrapping_mul(2_654_435_761) % plan.hyper.vocab).collect();
     let mut out = StepOutput::default();
     let want = [(0..1, Want::Token { logprob: false })];
-    let began = Instant::now();
-    for row in 0..case.rows {
-        for (ix, chunk) in tokens.chunks(512).enumerate() {
+    let mut prompts = Vec::new();
+    for row in (0..case.rows).chain([0, 0]) {
+        let began = Instant::now();
+        for (ix, chunk) in tokens.chunks(PROMPT as usize).enumerate() {
             let n = chunk.len() as u32;
             let ends = [(n - 1..n, Want::Token { logprob: false })];
             let step = SeqStep {
                 slot: SlotId(row),
                 tokens: Tokens::Host(chunk),
-                pos: ix as u32 * 512,
+                pos: ix as u32 * PROMPT,
                 tables: &tables[row as usize],
                 wants: &ends,
                 sample: None,
@@ -208,8 +212,27 @@ fn measure(device: &CudaDevice, plan: &Plan, label: &str, case: &Case) -> Result
             let ticket = program.submit(&[step]).map_err(told)?;
             program.wait(ticket, &mut out).map_err(told)?;
         }
+        prompts.push(f64::from(case.depth) / began.elapsed().as_secs_f64());
     }
-    let prompt = f64::from(case.depth * case.rows) / began.elapsed().as_secs_f64();
+    let prompt = prompts.iter().copied().fold(0.0, f64::max);
+    if std::env::var_os("PROFILE").is_some() {
+        // The last chunk again, op by op, each waited for.
+        let at = case.depth.saturating_sub(1) / PROMPT * PROMPT;
+        let step = SeqStep {
+            slot: SlotId(0),
+            tokens: Tokens::Host(&tokens[at as usize..]),
+            pos: at,
+            tables: &tables[0],
+            wants: &[],
+            sample: None,
+            max_new: 1,
+            stop: &[],
+        };
+        program.profile(std::slice::from_ref(&step), &mut out).map_err(told)?;
+        for t in program.profile(&[step], &mut out).map_err(told)? {
+            println!("    {t:?}");
+        }
+    }
     let mut run = |program: &mut Box<dyn Program>| -> Result<(f64, Vec<u32>), String> {
         let steps: Vec<SeqStep<'_>> = (0..case.rows)
             .map(|row| SeqStep {

@@ -11,9 +11,10 @@ typedef unsigned long long u64;
 static const u32 NONE = 0xffffffffu;
 
 // A token row. `token` is NONE for the slot's last one; `left` is what the row's chain has still
-// to produce, 0 for a row that is passed over; `round` counts the tokens fed back so far.
+// to produce, 0 for a row that is passed over; `round` counts the tokens fed back so far. The row is the `nth` of `rows`
+// that its sequence has in the step; `rows` is 0 for a token that was fed back.
 struct Row {
-    u32 token, pos, seq, slot, left, round, spare0, spare1;
+    u32 token, pos, seq, slot, left, round, nth, rows;
 };
 
 // What is wanted of a row. `chain` is the row, among all rows, that the chosen token goes into.

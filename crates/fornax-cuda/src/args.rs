@@ -18,6 +18,23 @@ impl Word for f32 {
     }
 }
 
+/// A field as the words that carry it.
+pub(crate) trait Words {
+    fn put(self, to: &mut Vec<u32>);
+}
+
+impl<T: Word> Words for T {
+    fn put(self, to: &mut Vec<u32>) {
+        to.push(self.word());
+    }
+}
+
+impl<const N: usize> Words for [u32; N] {
+    fn put(self, to: &mut Vec<u32>) {
+        to.extend(self);
+    }
+}
+
 macro_rules! args {
     ($($(#[$doc:meta])* $name:ident { $($(#[$fdoc:meta])* $field:ident: $ty:ty,)* })*) => {$(
         $(#[$doc])*
@@ -27,7 +44,9 @@ macro_rules! args {
 
         impl $name {
             pub(crate) fn words(self) -> Vec<u32> {
-                vec![$(self.$field.word()),*]
+                let mut words = Vec::with_capacity(size_of::<$name>() / 4);
+                $(self.$field.put(&mut words);)*
+                words
             }
         }
     )*};
@@ -117,6 +136,74 @@ args! {
         starts: u32,
         scale: f32,
     }
+    /// `round_rows` and `halve_rows`; `norm` is 0 or 1, `stride` that of scales and sums.
+    RoundArgs { rows: u32, width: u32, stride: u32, norm: u32, eps: f32, }
+    /// `product_*`: the rows of one launch begin at `base`, its outputs, in biases and places, at `before`.
+    ProductArgs {
+        rows: u32,
+        base: u32,
+        stride: u32,
+        nb: u32,
+        outs: u32,
+        ty: u32,
+        splits: u32,
+        epi: u32,
+        act: u32,
+        before: u32,
+        cuts: [u32; 2],
+        widths: [u32; 3],
+        to_stride: u32,
+        alpha: f32,
+        limit: f32,
+        scale: f32,
+        softcap: f32,
+    }
+    /// `turn_*`.
+    TurnArgs {
+        rows: u32,
+        heads: u32,
+        kv_heads: u32,
+        dim: u32,
+        v_dim: u32,
+        pairs: u32,
+        halves: u32,
+        stride: u32,
+        tokens: u32,
+        eps: f32,
+        magnitude: f32,
+    }
+    /// `few` and, without `parts`, `many`; `to` says in which form the results go on.
+    AttendArgs {
+        rows: u32,
+        heads: u32,
+        kv_heads: u32,
+        stride: u32,
+        window: u32,
+        tokens: u32,
+        to: u32,
+        to_stride: u32,
+        scale: f32,
+        softcap: f32,
+        parts: u32,
+    }
+    /// `gemm`: `steps` of 64 columns; `to_tiles` are the column tiles of what the next product reads.
+    GemmArgs {
+        rows: u32,
+        outs: u32,
+        steps: u32,
+        epi: u32,
+        act: u32,
+        before: u32,
+        cuts: [u32; 2],
+        widths: [u32; 3],
+        to_tiles: u32,
+        alpha: f32,
+        limit: f32,
+        scale: f32,
+        softcap: f32,
+    }
+    /// `expand_*`.
+    ExpandArgs { nb: u32, outs: u32, }
     /// `select_rows`.
     SelectArgs { rows: u32, width: u32, }
     /// `argmax`: `base` is where this round's rows begin among all rows, `out_first` and

@@ -279,7 +279,9 @@ impl Nvrtc {
     }
 
     fn compile_program(&self, program: Program, name: &str, arch: u32) -> Result<Vec<u8>> {
-        let options = [format!("--gpu-architecture=sm_{arch}"), "--std=c++17".to_string()];
+        // The warpgroup products are instructions of this architecture's own form alone.
+        let own = if arch == 90 { "a" } else { "" };
+        let options = [format!("--gpu-architecture=sm_{arch}{own}"), "--std=c++17".to_string()];
         let options: Vec<CString> =
             options.into_iter().filter_map(|o| CString::new(o).ok()).collect();
         let at: Vec<*const c_char> = options.iter().map(|o| o.as_ptr()).collect();

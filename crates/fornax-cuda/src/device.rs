@@ -17,6 +17,7 @@ use crate::support;
 pub struct CudaDevice {
     gpu: Arc<Gpu>,
     compiler: Compiler,
+    long_from: Option<u32>,
 }
 
 impl CudaDevice {
@@ -26,7 +27,14 @@ impl CudaDevice {
     /// `is_unsupported` where there is no driver, no such GPU or no compiler; says what is
     /// missing and what would help. Nothing panics.
     pub fn open(ordinal: u32) -> Result<CudaDevice> {
-        Ok(CudaDevice { gpu: Gpu::open(ordinal)?, compiler: Compiler::load()? })
+        Ok(CudaDevice { gpu: Gpu::open(ordinal)?, compiler: Compiler::load()?, long_from: None })
+    }
+
+    /// The same device with products of `rows` rows and more as those of long prompts, with activations of halves:
+    /// from where on that is so otherwise is the device's choice.
+    #[must_use]
+    pub fn with_long_from(self, rows: u32) -> CudaDevice {
+        CudaDevice { long_from: Some(rows), ..self }
     }
 }
 
@@ -50,7 +58,8 @@ impl Device for CudaDevice {
 
     fn prepare(&self, plan: &Plan, limits: &Limits) -> Result<Box<dyn Program>> {
         let shape = Shape::new(plan, limits);
-        let prepared = prepare::prepare(&self.gpu, &self.compiler, plan, limits, &shape)?;
+        let prepared =
+            prepare::prepare(&self.gpu, &self.compiler, plan, limits, &shape, self.long_from)?;
         let program = CudaProgram::new(Arc::clone(&self.gpu), plan, limits, shape, prepared)?;
         Ok(Box::new(program))
     }

@@ -12,7 +12,7 @@ use fornax_plan::{
 };
 
 /// Words of a row: token (or [`NONE`]: the slot's last), position, sequence, slot, tokens still
-/// to come from it, round, two spare.
+/// to come from it, round, which of its sequence's rows it is, how many those are (0 for one that was chosen here).
 pub(crate) const ROW: usize = 8;
 /// Words of a wanted row: row, [`TOKEN`]…, chain row among all rows or [`NONE`], ticket.
 pub(crate) const WANTED: usize = 4;
@@ -208,7 +208,8 @@ impl Feed {
             for row in span.start..span.start + span.rows {
                 let r = self.batch.rows[row as usize];
                 let token = if last && row == span.start { NONE } else { r.token };
-                let words = [token, r.pos, r.seq, span.slot.0, 1, 0, 0, 0];
+                let nth = row - span.start;
+                let words = [token, r.pos, r.seq, span.slot.0, 1, 0, nth, span.rows];
                 self.words[row as usize * ROW..][..ROW].copy_from_slice(&words);
             }
             let seq = &step[span.seq as usize];

@@ -10,6 +10,7 @@ use crate::compiler::Compiler;
 use crate::driver::{Gpu, Module};
 use crate::fast::planes;
 use crate::fast::stage::{ROWS_THREADS, THREADS};
+use crate::rows;
 
 /// Headers by the names under which the sources include them.
 pub(crate) static HEADERS: &[(&str, &str)] = &[
@@ -17,6 +18,12 @@ pub(crate) static HEADERS: &[(&str, &str)] = &[
     ("layout.cuh", include_str!("../kernels/layout.cuh")),
     ("../weights.cuh", include_str!("../kernels/weights.cuh")),
     ("../planes.cuh", include_str!("../kernels/planes.cuh")),
+    ("planes.cuh", include_str!("../kernels/planes.cuh")),
+    ("../tensor.cuh", include_str!("../kernels/tensor.cuh")),
+    ("tensor.cuh", include_str!("../kernels/tensor.cuh")),
+    ("../tiles.cuh", include_str!("../kernels/tiles.cuh")),
+    ("../cache.cuh", include_str!("../kernels/cache.cuh")),
+    ("../wgmma.cuh", include_str!("../kernels/wgmma.cuh")),
     ("stage.cuh", include_str!("../kernels/fast/stage.cuh")),
     ("attend.cuh", include_str!("../kernels/fast/attend.cuh")),
 ];
@@ -43,6 +50,13 @@ static FAST: &[(&str, &str)] = &[
     ("retile", include_str!("../kernels/fast/retile.cu")),
     ("decode", include_str!("../kernels/fast/decode.cu")),
     ("rows", include_str!("../kernels/fast/rows.cu")),
+    ("round", include_str!("../kernels/mma/round.cu")),
+    ("products", include_str!("../kernels/mma/products.cu")),
+    ("turn", include_str!("../kernels/mma/turn.cu")),
+    ("few", include_str!("../kernels/mma/few.cu")),
+    ("many", include_str!("../kernels/prefill/many.cu")),
+    ("expand", include_str!("../kernels/prefill/expand.cu")),
+    ("gemm", include_str!("../kernels/prefill/gemm.cu")),
 ];
 
 /// The source of a fast kernel with these formats and constants.
@@ -74,6 +88,15 @@ pub struct Variant {
 }
 
 impl Variant {
+    pub(crate) fn of(name: &'static str, types: &[TensorType], defines: &[Define]) -> Variant {
+        Variant { name, types: types.to_vec(), defines: defines.to_vec() }
+    }
+
+    /// Whether its instructions are those of GPUs of this architecture.
+    pub fn runs_on(&self, arch: u32) -> bool {
+        self.name != "gemm" || arch == 90
+    }
+
     /// What tells it from its like.
     pub fn label(&self) -> String {
         let types: Vec<&str> = self.types.iter().map(|ty| ty.name()).collect();
@@ -143,6 +166,7 @@ pub fn variants() -> Vec<Variant> {
         let defines = decode_defines(shape, kv, rows, &sets[types]).to_vec();
         list.push(Variant { name: "decode", types: sets[types].clone(), defines });
     }
+    list.extend(rows::variants());
     list
 }
 

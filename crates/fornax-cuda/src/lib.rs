@@ -13,6 +13,7 @@ mod feed;
 mod kernels;
 mod prepare;
 mod program;
+mod rows;
 mod slots;
 mod support;
 

@@ -23,6 +23,7 @@ use crate::fast::stage::STAGE_BYTES;
 use crate::fast::{Addresses, Dense};
 use crate::feed::Shape;
 use crate::kernels::{self, entry};
+use crate::rows::{self, Rows};
 use crate::support::refusals;
 
 use self::places::{Fast, Places, planed_table, raw_weights};
@@ -121,6 +122,8 @@ pub(crate) struct Prepared {
     pub(crate) rows: Option<RowsKernel>,
     /// Whole decode steps, where every op has a stage.
     pub(crate) decode: Option<Decode>,
+    /// Steps of many rows, where tensor cores do any of it.
+    pub(crate) many: Option<Rows>,
     /// By slot: the token chosen last.
     pub(crate) last: u64,
     pub(crate) weight_bytes: u64,
@@ -140,6 +143,7 @@ pub(crate) fn prepare(
     plan: &Plan,
     limits: &Limits,
     shape: &Shape,
+    long_from: Option<u32>,
 ) -> Result<Prepared> {
     plan.validate()?;
     if let Some(r) = refusals(plan, limits).first() {
@@ -149,10 +153,16 @@ pub(crate) fn prepare(
     let exact = limits.act == Some(ActMode::F32);
     let folded = if exact { fold::nothing(plan) } else { fold::fold(plan) };
     let mut builder = Builder::new(gpu, compiler, &folded, limits, shape, exact)?;
+    let mut spans = Vec::new();
     for (at, op) in folded.plan.ops.iter().enumerate() {
+        let from = builder.out.actions.len();
         builder.op(at, op)?;
+        spans.push(from..builder.out.actions.len());
     }
-    let prepared = builder.finish()?;
+    let many = if exact { None } else { builder.many(&spans, long_from)? };
+    let mut prepared = builder.finish()?;
+    prepared.scratch_bytes += many.as_ref().map_or(0, Rows::scratch_bytes);
+    prepared.many = many;
     // The weights were copied beside the stream, the rest was cleared on it.
     gpu.finish()?;
     Ok(prepared)
@@ -291,6 +301,7 @@ impl<'a> Builder<'a> {
             copies_last: false,
             rows: None,
             decode: None,
+            many: None,
             last,
             weight_bytes: uploaded.keys().map(|(_, len)| *len as u64).sum(),
             scratch_bytes,
@@ -321,6 +332,28 @@ impl<'a> Builder<'a> {
             fast,
             out,
         })
+    }
+
+    /// The launches of steps with many rows; `spans` are the actions of each op.
+    fn many(
+        &self,
+        spans: &[std::ops::Range<usize>],
+        long_from: Option<u32>,
+    ) -> Result<Option<Rows>> {
+        let items = rows::items(&rows::Source {
+            plan: self.plan,
+            actions: &self.out.actions,
+            spans,
+            stages: self.fast.as_ref().map_or(&[], |f| &f.list),
+            at: &self.places,
+            ropes: &self.places.ropes,
+            kv_type: self.limits.kv_type,
+        });
+        if self.gpu.arch < 80 || items.iter().all(|i| matches!(i, rows::Item::Action(_))) {
+            return Ok(None);
+        }
+        let (gpu, compiler) = (self.gpu, self.compiler);
+        Rows::new(gpu, compiler, self.plan, self.limits, items, long_from).map(Some)
     }
 
     fn finish(mut self) -> Result<Prepared> {

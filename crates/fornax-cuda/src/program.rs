@@ -17,6 +17,7 @@ use crate::driver::{Event, Gpu, Graph, Pinned};
 use crate::fast::stage::ROWS_THREADS;
 use crate::feed::{self, CHOSEN, Feed, NONE, OUT, ROW, Shape, UNUSABLE};
 use crate::prepare::{Action, Extent, KV_BLOCK, Place, Prepared};
+use crate::rows::{self, Item, Kinds};
 use crate::slots::Slots;
 
 /// Steps that may be under way at once; each has host memory of its own.
@@ -54,6 +55,7 @@ struct Round {
     first: bool,
     rows: u32,
     wanted: u32,
+    kinds: Kinds,
 }
 
 #[derive(Debug)]
@@ -137,7 +139,8 @@ impl CudaProgram {
         if copies {
             self.room(frame, wanted as usize)?;
         }
-        let first = Round { first: true, rows, wanted };
+        let kinds = self.kinds(frame);
+        let first = Round { first: true, rows, wanted, kinds };
         // One token a sequence: the shape of steady decoding.
         let steady = rows == wanted && rows <= self.limits.slots;
         if single && self.whole_step(first, 1)? {
@@ -152,7 +155,9 @@ impl CudaProgram {
         } else {
             self.launches(first, copies.then_some(frame))?;
         }
-        let next = Round { first: false, rows: chain, wanted: chain };
+        let few = self.prepared.many.as_ref().is_none_or(|m| m.few_rows() > 0);
+        let kinds = Kinds { few, many: !few, ..kinds };
+        let next = Round { first: false, rows: chain, wanted: chain, kinds };
         if rounds > 1 && !self.whole_step(next, rounds - 1)? {
             for _ in 1..rounds {
                 self.replay(next)?;
@@ -235,8 +240,62 @@ impl CudaProgram {
         Ok(())
     }
 
+    /// Which sequences the frame's step has, for attention.
+    fn kinds(&self, frame: usize) -> Kinds {
+        let (Some(many), f) = (&self.prepared.many, &self.frames[frame].feed) else {
+            return Kinds::default();
+        };
+        let few = many.few_rows();
+        let spans = || f.batch.spans.iter();
+        let last = f.batch.rows.iter().map(|r| r.pos).max().unwrap_or(0) + f.rounds;
+        Kinds {
+            few: few > 0 && spans().any(|s| s.rows <= 16),
+            many: spans().any(|s| s.rows > few),
+            parts: rows::parts(last).next_power_of_two(),
+        }
+    }
+
     /// Queues a round launch by launch.
     fn launches(&mut self, round: Round, copies: Option<usize>) -> Result<()> {
+        let Some(many) = self.prepared.many.take() else {
+            return (0..self.prepared.actions.len())
+                .try_for_each(|at| self.action(at, round, copies));
+        };
+        // Taken out for as long as plain actions want the rest.
+        let done = many.items.iter().try_for_each(|item| {
+            if let Item::Action(at) = item {
+                return self.action(*at, round, copies);
+            }
+            let started = self.times.is_some().then(Instant::now);
+            let op = many.launch(&self.gpu, item, &self.step_of(round))?;
+            self.note(op, started)
+        });
+        self.prepared.many = Some(many);
+        done
+    }
+
+    fn step_of(&self, round: Round) -> rows::Step {
+        let feed = self.prepared.feed.ptr;
+        rows::Step {
+            rows: round.rows,
+            wanted: round.wanted,
+            rows_at: feed + 4 * (self.places(round.first).0 * ROW) as u64,
+            tables: rows::tables(feed, &self.shape),
+            kinds: round.kinds,
+        }
+    }
+
+    /// Adds what an op took, while profiling.
+    fn note(&mut self, op: u32, started: Option<Instant>) -> Result<()> {
+        if let (Some(times), Some(started)) = (&mut self.times, started) {
+            self.gpu.finish()?;
+            times[op as usize] += started.elapsed().as_secs_f64();
+        }
+        Ok(())
+    }
+
+    /// Queues one plain action.
+    fn action(&mut self, at: usize, round: Round, copies: Option<usize>) -> Result<()> {
         let feed = self.prepared.feed.ptr;
         let (base, wanted) = self.places(round.first);
         let rows_at = feed + 4 * (base * ROW) as u64;
@@ -247,78 +306,55 @@ impl CudaProgram {
             Place::Wanted => wanted_at,
         };
         let mut words = [0u32; 16];
-        let mut pointers = [0u64; 12];
-        for at in 0..self.prepared.actions.len() {
-            if let Some(frame) = copies {
-                self.copy(at, round, frame)?;
+        let mut pointers = [0u64; 16];
+        if let Some(frame) = copies {
+            self.copy(at, round, frame)?;
+        }
+        let started = self.times.is_some().then(Instant::now);
+        let rows = |extent: Extent| if extent == Extent::Rows { round.rows } else { round.wanted };
+        let op = match &self.prepared.actions[at] {
+            Action::CopyLogits { .. } | Action::CopyHidden { .. } => return Ok(()),
+            Action::Stage { op, at, extent } => {
+                let n = rows(*extent);
+                if let (Some(kernel), 1..) = (&self.prepared.rows, n) {
+                    let mut words = kernel.args();
+                    words[0] = n;
+                    let grid = (self.gpu.units, n.div_ceil(kernel.rows));
+                    let shared = kernel.room.bytes;
+                    self.gpu.launch(&kernel.stage, grid, ROWS_THREADS, shared, &words, &[*at])?;
+                }
+                *op
             }
-            let started = self.times.is_some().then(Instant::now);
-            let rows =
-                |extent: Extent| if extent == Extent::Rows { round.rows } else { round.wanted };
-            let op = match &self.prepared.actions[at] {
-                Action::CopyLogits { .. } | Action::CopyHidden { .. } => continue,
-                Action::Stage { op, at, extent } => {
-                    let n = rows(*extent);
-                    if let (Some(kernel), 1..) = (&self.prepared.rows, n) {
-                        let mut words = kernel.args();
-                        words[0] = n;
-                        let grid = (self.gpu.units, n.div_ceil(kernel.rows));
-                        let shared = kernel.room.bytes;
-                        self.gpu.launch(
-                            &kernel.stage,
-                            grid,
-                            ROWS_THREADS,
-                            shared,
-                            &words,
-                            &[*at],
-                        )?;
-                    }
-                    *op
-                }
-                Action::EmbedRows { op, constants, places } => {
-                    if let Some(kernel) = &self.prepared.rows {
-                        let words = &mut words[..constants.len()];
-                        words.copy_from_slice(constants);
-                        words[0] = round.rows;
-                        let pointers = &mut pointers[..places.len()];
-                        pointers.iter_mut().zip(places).for_each(|(to, p)| *to = address(p));
-                        let grid = (round.rows, 1);
-                        self.gpu.launch(&kernel.embed, grid, 256, 0, words, pointers)?;
-                    }
-                    *op
-                }
-                Action::Launch {
-                    op,
-                    function,
-                    grid,
-                    threads,
-                    extent,
-                    constants,
-                    base_at,
-                    places,
-                } => {
-                    let n = rows(*extent);
-                    if n == 0 {
-                        continue;
-                    }
+            Action::EmbedRows { op, constants, places } => {
+                if let Some(kernel) = &self.prepared.rows {
                     let words = &mut words[..constants.len()];
                     words.copy_from_slice(constants);
-                    words[0] = n;
-                    if let Some(at) = base_at {
-                        words[*at] = base as u32;
-                    }
+                    words[0] = round.rows;
                     let pointers = &mut pointers[..places.len()];
                     pointers.iter_mut().zip(places).for_each(|(to, p)| *to = address(p));
-                    self.gpu.launch(function, grid.of(n), *threads, 0, words, pointers)?;
-                    *op
+                    let grid = (round.rows, 1);
+                    self.gpu.launch(&kernel.embed, grid, 256, 0, words, pointers)?;
                 }
-            };
-            if let (Some(times), Some(started)) = (&mut self.times, started) {
-                self.gpu.finish()?;
-                times[op as usize] += started.elapsed().as_secs_f64();
+                *op
             }
-        }
-        Ok(())
+            Action::Launch { op, function, grid, threads, extent, constants, base_at, places } => {
+                let n = rows(*extent);
+                if n == 0 {
+                    return Ok(());
+                }
+                let words = &mut words[..constants.len()];
+                words.copy_from_slice(constants);
+                words[0] = n;
+                if let Some(at) = base_at {
+                    words[*at] = base as u32;
+                }
+                let pointers = &mut pointers[..places.len()];
+                pointers.iter_mut().zip(places).for_each(|(to, p)| *to = address(p));
+                self.gpu.launch(function, grid.of(n), *threads, 0, words, pointers)?;
+                *op
+            }
+        };
+        self.note(op, started)
     }
 
     /// Waits for the flights up to number `at` and takes their results in, in order.

@@ -3,6 +3,7 @@
 use fornax_gguf::TensorType;
 
 use super::Case;
+use super::batches::batches;
 use super::build::{hidden_seq, noise, one_op, simple, weight};
 use super::proof::proof;
 use crate::device::KvType;
@@ -37,6 +38,7 @@ pub fn cases() -> Vec<Case> {
     attention(&mut all);
     short_conv(&mut all);
     moe(&mut all);
+    batches(&mut all);
     all.push(proof(TensorType::F32));
     all.push(proof(TensorType::Q8_0));
     all

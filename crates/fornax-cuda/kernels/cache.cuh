@@ -1,0 +1,60 @@
+// The paged cache as kernels of several rows see it: [block][token][heads · width] of one layer, f32, f16 or 8-bit blocks
+// (all numbers, then all scales), keys and values apart. Sixteen-bit words come out of it eight at a time.
+#pragma once
+#include "tensor.cuh"
+
+static const u32 KV_BLOCK = 64;
+
+// A token's place in a pool, counted in tokens.
+__device__ inline u64 place_of(const u32* table, u32 pos) {
+    return (u64)__ldg(table + pos / KV_BLOCK) * KV_BLOCK + pos % KV_BLOCK;
+}
+
+__device__ inline Vec4 global16(const void* p) {
+    Vec4 v;
+    asm volatile("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+}
+
+// Element i of a pool of `all` elements. `put` is called by whole warps for 32 neighbours.
+struct KvF32 {
+    __device__ static void put(u8* pool, u64 all, u64 i, float v) { ((float*)pool)[i] = v; }
+};
+
+struct KvF16 {
+    static const bool PLAIN = true;
+    __device__ static void put(u8* pool, u64 all, u64 i, float v) { ((u16*)pool)[i] = float_to_half(v); }
+    // Elements i … i + 7 as halves.
+    __device__ static Vec4 eight(const u8* pool, u64 all, u64 i) { return global16(pool + i * 2); }
+};
+
+struct KvQ8_0 {
+    static const bool PLAIN = false;
+    __device__ static void put(u8* pool, u64 all, u64 i, float v) {
+        float top = fabsf(v);
+        for (u32 d = 1; d < 32; d *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, d));
+        float d = top / 127.0f;
+        pool[i] = (u8)(d > 0.0f ? (int)roundf(v / d) : 0);
+        if (i % 32 == 0) ((u16*)(pool + all))[i / 32] = float_to_half(d);
+    }
+    // 1024 + 128 + q as halves without a conversion, then q · d.
+    __device__ static u32 two(u32 bytes, u32 pick, u32 scale) {
+        u32 v = __byte_perm(bytes, 0x64646464u, pick), r;
+        asm("{ .reg .b32 x; sub.rn.f16x2 x, %1, %2; mul.rn.f16x2 %0, x, %3; }" : "=r"(r) : "r"(v), "r"(0x64806480u), "r"(scale));
+        return r;
+    }
+    __device__ static Vec4 eight(const u8* pool, u64 all, u64 i) {
+        u32 a, b;
+        u16 d;
+        asm volatile("ld.global.nc.v2.u32 {%0,%1}, [%2];" : "=r"(a), "=r"(b) : "l"(pool + i));
+        asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(d) : "l"(pool + all + i / 32 * 2));
+        a ^= 0x80808080u;
+        b ^= 0x80808080u;
+        u32 scale = d | (u32)d << 16;
+        Vec4 v = {two(a, 0x4140, scale), two(a, 0x4342, scale), two(b, 0x4140, scale), two(b, 0x4342, scale)};
+        return v;
+    }
+};
+
+// Where the result of attention goes: rows of f32, 8-bit blocks, or tiles of halves.
+static const u32 TO_ROWS = 0, TO_ROUND = 1, TO_TILES = 2;

@@ -1,0 +1,279 @@
+// Attention of sequences that give a step one row or a few: decoding in batches, and drafts.
+//
+// A block takes one KV head of one sequence and one part of its context, for all rows and query heads that share the
+// head, 16 at most: they are the rows of the tensor cores' products. Warps take 16 keys at a time, straight from the
+// paged cache to registers: the columns of a product may come in any order, so a lane's 16 bytes are what it needs. Where
+// parts end depends on the length of the context alone; several are put together by the last block to finish.
+#include "../cache.cuh"
+#include "../tiles.cuh"
+
+#ifndef DIM
+#define DIM 128
+#define Kv KvF16
+#endif
+
+static const u32 THREADS = 128, WARPS = THREADS / 32, SLOTS = 16;
+static const u32 CHUNKS = (DIM + 31) / 32, GROUPS = (DIM + 63) / 64;
+static const float LOG2E = 1.44269504f, NOTHING = -1e30f;
+// Keys of a part at least, and parts at most.
+static const u32 PART_KEYS = 512, PARTS = 16;
+
+struct FewArgs {
+    // `parts` blocks for each head, as many as any context here has parts at least.
+    u32 rows, heads, kv_heads, stride, window, tokens, to, to_stride;
+    float scale, softcap;
+    u32 parts;
+};
+
+struct Job {
+    const u32* table;
+    u32 row, n, share, kv_head;  // first row, rows, query heads of each
+    u32 pos;                     // of the first row
+    u32 from, part, parts;       // first key of all; keys of a part
+};
+
+// The row that a slot belongs to, and its query head; slots behind the last are the last.
+__device__ inline u32 row_of(const Job& j, u32 slot) { return min(slot, j.n * j.share - 1) / j.share; }
+__device__ inline u32 head_of(const Job& j, u32 slot) { return j.kv_head * j.share + min(slot, j.n * j.share - 1) % j.share; }
+
+__device__ inline void load_queries(const FewArgs& a, const Job& j, const float* q, float factor, u32 g, u32 t, u32 (&to)[CHUNKS][2][4]) {
+#pragma unroll
+    for (u32 half = 0; half < 2; half++) {
+        u32 slot = g + 8 * half;
+        const float* from = q + ((u64)(j.row + row_of(j, slot)) * a.heads + head_of(j, slot)) * DIM;
+#pragma unroll
+        for (u32 c = 0; c < CHUNKS; c++) {
+            float4 x = {0.0f, 0.0f, 0.0f, 0.0f}, y = x;
+            if (32 * c + 8 * t < DIM) {
+                x = *(const float4*)(from + 32 * c + 8 * t);
+                y = *(const float4*)(from + 32 * c + 8 * t + 4);
+            }
+            to[c][0][half] = halves(x.x * factor, x.y * factor);
+            to[c][0][2 + half] = halves(x.z * factor, x.w * factor);
+            to[c][1][half] = halves(y.x * factor, y.y * factor);
+            to[c][1][2 + half] = halves(y.z * factor, y.w * factor);
+        }
+    }
+}
+
+__device__ inline u32 first_key(u32 window, u32 pos) { return window && pos + 1 > window ? pos + 1 - window : 0; }
+
+// Rounds 32 neighbouring values to one block. A warp.
+__device__ inline void round_block(float v, u32 block, u32 row, u32 blocks, u32 stride, u32 lane, u8* q, float* scales, float* sums) {
+    u32 bits = __float_as_uint(v) & 0x7fffffffu;
+#pragma unroll
+    for (u32 d = 1; d < 32; d *= 2) bits = max(bits, __shfl_xor_sync(0xffffffffu, bits, d));
+    float top = __uint_as_float(bits), inverse = __fdividef(127.0f, top);
+    bool none = top < 3.8e-37f, broken = bits >= 0x7f800000u;
+    if (none || broken) inverse = 0.0f;
+    int n = __float2int_rn(v * inverse), sum = n;
+#pragma unroll
+    for (u32 d = 1; d < 32; d *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+    q[((u64)row * blocks + block) * 32 + lane] = (u8)n;
+    if (lane != 0) return;
+    float scale = none ? 0.0f : top * (1.0f / 127.0f);
+    if (broken) scale = __int_as_float(0x7fc00000);
+    scales[(u64)block * stride + row] = scale;
+    sums[(u64)block * stride + row] = scale * (float)sum;
+}
+
+struct Result {
+    float* rows;
+    u8* bytes;
+    float *scales, *sums;
+};
+
+// Element e of a head of a row; whole warps for 32 neighbours.
+__device__ inline void put(const FewArgs& a, const Result& o, float v, u32 row, u32 head, u32 e, u32 lane) {
+    u32 at = head * DIM + e;
+    if (a.to == TO_ROUND) {
+        round_block(v, at / 32, row, a.heads * DIM / 32, a.to_stride, lane, o.bytes, o.scales, o.sums);
+    } else if (a.to == TO_TILES) {
+        *(u16*)(o.bytes + tile_at(row, at, (a.heads * DIM + 63) / 64)) = float_to_half(within_half(v));
+    } else {
+        o.rows[(u64)row * a.heads * DIM + at] = v;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    few(FewArgs a, const float* q, const Row* rows, const u32* tables, const u8* keys, const u8* values,
+        const float* sinks, float* out_rows, u8* out_bytes, float* out_scales, float* out_sums, float* means,
+        float2* marks, u32* arrived) {
+    extern __shared__ __align__(16) float mixes[];  // [WARPS][SLOTS][DIM]
+    __shared__ float tops[WARPS][SLOTS], all[WARPS][SLOTS];
+    __shared__ bool is_last;
+    u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
+    Row r = rows[blockIdx.y];
+    Job j;
+    j.share = a.heads / a.kv_heads;
+    j.n = max(r.rows, 1u);
+    // A sequence is its first row's; longer ones are another kernel's.
+    if (r.left == 0 || r.nth != 0 || j.n * j.share > SLOTS) return;
+    j.table = tables + (u64)r.seq * a.stride;
+    j.row = blockIdx.y;
+    j.kv_head = blockIdx.x / a.parts;
+    u32 part = blockIdx.x % a.parts;
+    j.pos = r.pos;
+    j.from = first_key(a.window, r.pos) & ~15u;
+    u32 end = r.pos + j.n;
+    j.part = max(PART_KEYS, ((end - j.from + PARTS - 1) / PARTS + 15) & ~15u);
+    j.parts = (end - j.from + j.part - 1) / j.part;
+    if (part >= j.parts) return;
+    u32 begin = j.from + part * j.part, stop = min(begin + j.part, end);
+    u32 a_q[CHUNKS][2][4];
+    load_queries(a, j, q, a.scale * (a.softcap != 0.0f ? 1.0f : LOG2E), g, t, a_q);
+    float mix[GROUPS * 8][4], top[2] = {NOTHING, NOTHING}, sum[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (u32 i = 0; i < GROUPS * 8; i++)
+#pragma unroll
+        for (u32 k = 0; k < 4; k++) mix[i][k] = 0.0f;
+    u32 last[2], first[2];
+#pragma unroll
+    for (u32 h = 0; h < 2; h++) {
+        last[h] = j.pos + row_of(j, g + 8 * h);
+        first[h] = first_key(a.window, last[h]);
+    }
+    u32 width = a.kv_heads * DIM;
+    u64 elements = (u64)a.tokens * width;
+#pragma unroll 1
+    for (u32 base = begin + warp * 16; base < stop; base += WARPS * 16) {
+        // Sixteen keys are of one block of the cache; those behind the last are read as the last, and count for nothing.
+        u64 place = place_of(j.table, base);
+        Vec4 k[2][CHUNKS], v[4][GROUPS];
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            u64 at = (place + min(8 * i + g, stop - 1 - base)) * width + j.kv_head * DIM;
+#pragma unroll
+            for (u32 c = 0; c < CHUNKS; c++) {
+                k[i][c] = {0, 0, 0, 0};
+                if (32 * c + 8 * t < DIM) k[i][c] = Kv::eight(keys, elements, at + 32 * c + 8 * t);
+            }
+        }
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            u64 at = (place + min(2 * t + (i & 1) + (i / 2) * 8, stop - 1 - base)) * width + j.kv_head * DIM;
+#pragma unroll
+            for (u32 c = 0; c < GROUPS; c++) {
+                v[i][c] = {0, 0, 0, 0};
+                if (64 * c + 8 * g < DIM) v[i][c] = Kv::eight(values, elements, at + 64 * c + 8 * g);
+            }
+        }
+        float s[2][4] = {};
+#pragma unroll
+        for (u32 i = 0; i < 2; i++)
+#pragma unroll
+            for (u32 c = 0; c < CHUNKS; c++) {
+                mma_f16(s[i], a_q[c][0], k[i][c].x, k[i][c].y);
+                mma_f16(s[i], a_q[c][1], k[i][c].z, k[i][c].w);
+            }
+        u32 p[4];
+#pragma unroll
+        for (u32 h = 0; h < 2; h++) {
+            float high = top[h];
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                float& x = s[i / 2][2 * h + i % 2];
+                u32 key = base + i / 2 * 8 + 2 * t + i % 2;
+                if (a.softcap != 0.0f) x = a.softcap * tanhf(x / a.softcap) * LOG2E;
+                if (key > last[h] || key < first[h] || key >= stop) x = negative_infinity();
+                high = fmaxf(high, x);
+            }
+            high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 1));
+            high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 2));
+            float keep = power2(top[h] - high);
+            top[h] = high;
+            sum[h] *= keep;
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                float& x = s[i / 2][2 * h + i % 2];
+                x = power2(x - high);
+                sum[h] += x;
+            }
+#pragma unroll
+            for (u32 i = 0; i < GROUPS * 8; i++) {
+                mix[i][2 * h] *= keep;
+                mix[i][2 * h + 1] *= keep;
+            }
+            p[h] = halves(s[0][2 * h], s[0][2 * h + 1]);
+            p[2 + h] = halves(s[1][2 * h], s[1][2 * h + 1]);
+        }
+#pragma unroll
+        for (u32 c = 0; c < GROUPS; c++)
+#pragma unroll
+            for (u32 i = 0; i < 8; i++) {
+                u32 pick = i & 1 ? 0x7632 : 0x5410;
+                auto word = [&](const Vec4& x) { return i / 2 == 0 ? x.x : i / 2 == 1 ? x.y : i / 2 == 2 ? x.z : x.w; };
+                mma_f16(mix[c * 8 + i], p, __byte_perm(word(v[0][c]), word(v[1][c]), pick), __byte_perm(word(v[2][c]), word(v[3][c]), pick));
+            }
+    }
+#pragma unroll
+    for (u32 h = 0; h < 2; h++) {
+        sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], 1);
+        sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], 2);
+        u32 slot = g + 8 * h;
+        if (t == 0) tops[warp][slot] = top[h], all[warp][slot] = sum[h];
+        if (slot >= j.n * j.share) continue;
+#pragma unroll
+        for (u32 i = 0; i < GROUPS * 8; i++)
+#pragma unroll
+            for (u32 k = 0; k < 2; k++) {
+                u32 e = i / 8 * 64 + 8 * (2 * t + k) + i % 8;
+                if (e < DIM) mixes[(warp * SLOTS + slot) * DIM + e] = mix[i][2 * h + k];
+            }
+    }
+    __syncthreads();
+    Result o = {out_rows, out_bytes, out_scales, out_sums};
+    u32 slots = j.n * j.share;
+    u64 mark = ((u64)r.seq * a.kv_heads + j.kv_head) * a.parts * SLOTS;
+    for (u32 i = thread; i < slots * DIM; i += THREADS) {
+        u32 slot = i / DIM, e = i % DIM, head = head_of(j, slot);
+        float high = NOTHING, total = 0.0f, mean = 0.0f;
+#pragma unroll
+        for (u32 w = 0; w < WARPS; w++) high = fmaxf(high, tops[w][slot]);
+#pragma unroll
+        for (u32 w = 0; w < WARPS; w++) {
+            float weight = power2(tops[w][slot] - high);
+            total = fmaf(weight, all[w][slot], total);
+            mean = fmaf(weight, mixes[(w * SLOTS + slot) * DIM + e], mean);
+        }
+        if (j.parts == 1) {
+            if (sinks) {
+                float sink = __ldg(sinks + head) * LOG2E, higher = fmaxf(high, sink), keep = power2(high - higher);
+                total = total * keep + power2(sink - higher);
+                mean *= keep;
+            }
+            put(a, o, mean / total, j.row + row_of(j, slot), head, e, lane);
+        } else {
+            u64 at = mark + part * SLOTS + slot;
+            means[at * DIM + e] = mean;
+            if (e == 0) marks[at] = {high, total};
+        }
+    }
+    if (j.parts == 1) return;
+    __threadfence();
+    __syncthreads();
+    if (thread == 0) {
+        u32* count = arrived + r.seq * a.kv_heads + j.kv_head;
+        is_last = atomicAdd(count, 1) == j.parts - 1;
+        if (is_last) *count = 0;
+        __threadfence();
+    }
+    __syncthreads();
+    if (!is_last) return;
+    for (u32 i = thread; i < slots * DIM; i += THREADS) {
+        u32 slot = i / DIM, e = i % DIM, head = head_of(j, slot);
+        float high = sinks ? __ldg(sinks + head) * LOG2E : NOTHING, total = 0.0f, mean = 0.0f;
+#pragma unroll 4
+        for (u32 p = 0; p < j.parts; p++) high = fmaxf(high, __ldcg(&marks[mark + p * SLOTS + slot].x));
+        if (sinks) total = power2(__ldg(sinks + head) * LOG2E - high);
+#pragma unroll 4
+        for (u32 p = 0; p < j.parts; p++) {
+            u64 at = mark + p * SLOTS + slot;
+            float2 m = __ldcg(marks + at);
+            float weight = power2(m.x - high);
+            total = fmaf(weight, m.y, total);
+            mean = fmaf(weight, __ldcg(means + at * DIM + e), mean);
+        }
+        put(a, o, mean / total, j.row + row_of(j, slot), head, e, lane);
+    }
+}

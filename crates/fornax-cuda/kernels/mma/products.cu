@@ -1,0 +1,522 @@
+// y = W·x for several rows at a time, out of planes, on the tensor cores' 8-bit products: what batches are made of.
+//
+// A block takes OUTS outputs of TOKENS rows, and one of `splits` parts of the columns. Columns come in steps of eight
+// blocks of 32, copied to a ring of shared memory; WIDE warps share the outputs, and each of the others takes blocks of its
+// own, so that a warp multiplies 32 outputs by all rows of the tile, block after block: the sum of a block is exact, its
+// scales multiply it in f32, and what warps and parts have is added in one order. Nothing of that depends on how many
+// rows there are, so a row gets the same numbers in every batch.
+#include "../tensor.cuh"
+
+#ifndef TOKENS
+#define TOKENS 64
+#define WIDE 1
+#define STAGES 4
+#endif
+
+static const u32 THREADS = 256, WARPS = THREADS / 32, DEEP = WARPS / WIDE, OUTS = 32 * WIDE, STEP = 8, COLUMNS = TOKENS / 8;
+// Outputs as they are; gated pairs; gated pairs, rounded for the next product.
+static const u32 EPI_ROWS = 0, EPI_ROUND = 2;
+
+struct ProductArgs {
+    // `rows` of this launch begin at row `base`; `stride` is that of scales and sums.
+    u32 rows, base, stride, nb, outs, type, splits, epi, act, before;
+    u32 cut0, cut1, width0, width1, width2, to_stride;
+    float alpha, limit, scale, softcap;
+};
+
+// Shared memory of a step: plane A of the weights, 128 bytes a row, plane B, fifth bits, scales (so many bytes a row); then
+// numbers, scales and sums of the rows. src/rows/space.rs counts the same.
+template <u32 B, u32 H, u32 S>
+struct Space {
+    static const u32 H_ROW = H, S_ROW = S, B_AT = OUTS * 128, H_AT = B_AT + OUTS * B, S_AT = H_AT + OUTS * H;
+    static const u32 X_AT = S_AT + OUTS * S, D_AT = X_AT + TOKENS * 256, M_AT = D_AT + STEP * TOKENS * 4;
+    static const u32 BYTES = M_AT + STEP * TOKENS * 4;
+};
+
+__device__ inline u32 swizzled(u32 row, u32 part) { return row * 128 + ((part ^ (row & 7)) << 4); }
+
+// Copies plane A, or the second half of Q8_0: 16 bytes a block.
+__device__ inline void copy_plane(u32 to, const u8* plane, u32 first, u32 outs, u32 nb, u32 from) {
+    for (u32 i = threadIdx.x; i < OUTS * STEP; i += THREADS) {
+        u32 row = i / STEP, b = i % STEP;
+        bool there = first + row < outs && from + b < nb;
+        u64 blk = there ? (u64)(first + row) * nb + from + b : 0;
+        copy16_if(to + swizzled(row, b), plane + blk * 16, there);
+    }
+}
+// Copies `words` words a row from `plane` + row · row_bytes + at; those from `end` on are zero.
+__device__ inline void copy_words(u32 to, u32 step, const u8* plane, u64 row_bytes, u32 at, u32 words, u32 end, u32 first, u32 outs) {
+    for (u32 i = threadIdx.x; i < OUTS * words; i += THREADS) {
+        u32 row = i / words, w = i % words;
+        bool there = first + row < outs && at + 4 * w < end;
+        copy4_if(to + row * step + w * 4, there ? plane + (u64)(first + row) * row_bytes + at + 4 * w : plane, there);
+    }
+}
+
+struct Matrix {
+    const u8* w;
+    u32 nb, outs, first, from;  // of the tile: first output, first block of the step
+    __device__ u64 blocks() const { return (u64)nb * outs; }
+    __device__ u32 even() const { return nb + (nb & 1); }
+};
+
+// Of a warp: where its 32 rows begin in the step, and which block it takes.
+struct Spot {
+    u32 stage, row, b, lane;
+};
+
+__device__ inline u32 nibble_low(u32 v) { return v & 0x0f0f0f0fu; }
+__device__ inline u32 nibble_high(u32 v) { return v >> 4 & 0x0f0f0f0fu; }
+// Subtracts the same small number from every byte; no borrow crosses, whatever the bytes up to 63 are.
+__device__ inline u32 less(u32 v, u32 each) { return ((v | 0x80808080u) - each) ^ 0x80808080u; }
+
+// Fragments of 32 outputs of one block: two of 16 rows.
+struct Pair {
+    u32 a[2][4];
+};
+
+// Nibbles of both halves; matrices: rows 0–7 and 8–15 of the first 16, then of the second.
+__device__ inline Pair nibbles(const Spot& s) {
+    u32 r[4], row = s.row + s.lane % 32;
+    load_matrices(r, s.stage + swizzled(row, s.b));
+    Pair p;
+#pragma unroll
+    for (u32 m = 0; m < 2; m++) {
+        p.a[m][0] = nibble_low(r[2 * m]);
+        p.a[m][1] = nibble_low(r[2 * m + 1]);
+        p.a[m][2] = nibble_high(r[2 * m]);
+        p.a[m][3] = nibble_high(r[2 * m + 1]);
+    }
+    return p;
+}
+// `at` is where the fifth bits begin.
+__device__ inline void add_fifths(Pair& p, const Spot& s, u32 at) {
+    u32 g = s.lane / 4, t = s.lane % 4;
+#pragma unroll
+    for (u32 m = 0; m < 2; m++)
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            u32 h = shared4(s.stage + at + (s.row + m * 16 + i * 8 + g) * 32 + s.b * 4);
+            p.a[m][i] |= fifths(h >> 4 * t);
+            p.a[m][2 + i] |= fifths(h >> (16 + 4 * t));
+        }
+}
+// Scale i is that of rows g, g + 8, g + 16, g + 24.
+#define EACH_ROW(i) _Pragma("unroll") for (u32 i = 0; i < 4; i++)
+__device__ inline u32 row_of(const Spot& s, u32 i) { return s.row + i * 8 + s.lane / 4; }
+
+// One half a block.
+__device__ inline void one_scale(const Spot& s, u32 at, float (&d)[4]) {
+    EACH_ROW(i) d[i] = half_to_float((u16)shared2(s.stage + at + row_of(s, i) * 16 + s.b * 2));
+}
+// Scale and minimum, two halves a block.
+__device__ inline void two_scales(const Spot& s, u32 at, float (&d)[4], float (&m)[4]) {
+    EACH_ROW(i) {
+        u32 v = shared4(s.stage + at + row_of(s, i) * 32 + s.b * 4);
+        d[i] = half_to_float((u16)(v & 0xffff));
+        m[i] = half_to_float((u16)(v >> 16));
+    }
+}
+// The header of eight blocks.
+__device__ inline void header_scales(const Spot& s, u32 at, float (&d)[4], float (&m)[4]) {
+    EACH_ROW(i) {
+        Vec4 h = shared16(s.stage + at + row_of(s, i) * 16);
+        u32 scale, min;
+        scale_min_of(h.y, h.z, h.w, s.b, scale, min);
+        d[i] = half_to_float((u16)(h.x & 0xffff)) * (float)scale;
+        m[i] = -half_to_float((u16)(h.x >> 16)) * (float)min;
+    }
+}
+
+struct M_Q8_0 : Space<128, 0, 16> {
+    static const bool MINS = false, TWO = false;
+    __device__ static void copy(u32 to, const Matrix& m) {
+        copy_plane(to, m.w, m.first, m.outs, m.nb, m.from);
+        copy_plane(to + B_AT, m.w + m.blocks() * 16, m.first, m.outs, m.nb, m.from);
+        copy_words(to + S_AT, 16, m.w + m.blocks() * 32, m.even() * 2, m.from * 2, 4, m.nb * 2, m.first, m.outs);
+    }
+    __device__ static Pair fragments(const Spot& s) {
+        Pair p;
+        u32 plane = s.lane < 16 ? 0 : B_AT;
+#pragma unroll
+        for (u32 m = 0; m < 2; m++) load_matrices(p.a[m], s.stage + plane + swizzled(s.row + m * 16 + s.lane % 16, s.b));
+        return p;
+    }
+    __device__ static void scales(const Spot& s, float (&d)[4], float (&)[4]) { one_scale(s, S_AT, d); }
+};
+
+struct M_Q4_0 : Space<0, 0, 16> {
+    static const bool MINS = false, TWO = false;
+    __device__ static void copy(u32 to, const Matrix& m) {
+        copy_plane(to, m.w, m.first, m.outs, m.nb, m.from);
+        copy_words(to + S_AT, 16, m.w + m.blocks() * 16, m.even() * 2, m.from * 2, 4, m.nb * 2, m.first, m.outs);
+    }
+    __device__ static Pair fragments(const Spot& s) {
+        Pair p = nibbles(s);
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) p.a[i / 4][i % 4] = less(p.a[i / 4][i % 4], 0x08080808u);
+        return p;
+    }
+    __device__ static void scales(const Spot& s, float (&d)[4], float (&)[4]) { one_scale(s, S_AT, d); }
+};
+
+struct M_Q5_0 : Space<0, 32, 16> {
+    static const bool MINS = false, TWO = false;
+    __device__ static void copy(u32 to, const Matrix& m) {
+        copy_plane(to, m.w, m.first, m.outs, m.nb, m.from);
+        copy_words(to + H_AT, 32, m.w + m.blocks() * 16, m.nb * 4, m.from * 4, 8, m.nb * 4, m.first, m.outs);
+        copy_words(to + S_AT, 16, m.w + m.blocks() * 20, m.even() * 2, m.from * 2, 4, m.nb * 2, m.first, m.outs);
+    }
+    __device__ static Pair fragments(const Spot& s) {
+        Pair p = nibbles(s);
+        add_fifths(p, s, H_AT);
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) p.a[i / 4][i % 4] = less(p.a[i / 4][i % 4], 0x10101010u);
+        return p;
+    }
+    __device__ static void scales(const Spot& s, float (&d)[4], float (&)[4]) { one_scale(s, S_AT, d); }
+};
+
+struct M_Q4_1 : Space<0, 0, 32> {
+    static const bool MINS = true, TWO = false;
+    __device__ static void copy(u32 to, const Matrix& m) {
+        copy_plane(to, m.w, m.first, m.outs, m.nb, m.from);
+        copy_words(to + S_AT, 32, m.w + m.blocks() * 16, m.nb * 4, m.from * 4, 8, m.nb * 4, m.first, m.outs);
+    }
+    __device__ static Pair fragments(const Spot& s) { return nibbles(s); }
+    __device__ static void scales(const Spot& s, float (&d)[4], float (&m)[4]) { two_scales(s, S_AT, d, m); }
+};
+
+struct M_Q5_1 : Space<0, 32, 32> {
+    static const bool MINS = true, TWO = false;
+    __device__ static void copy(u32 to, const Matrix& m) {
+        copy_plane(to, m.w, m.first, m.outs, m.nb, m.from);
+        copy_words(to + H_AT, 32, m.w + m.blocks() * 16, m.nb * 4, m.from * 4, 8, m.nb * 4, m.first, m.outs);
+        copy_words(to + S_AT, 32, m.w + m.blocks() * 20, m.nb * 4, m.from * 4, 8, m.nb * 4, m.first, m.outs);
+    }
+    __device__ static Pair fragments(const Spot& s) {
+        Pair p = nibbles(s);
+        add_fifths(p, s, H_AT);
+        return p;
+    }
+    __device__ static void scales(const Spot& s, float (&d)[4], float (&m)[4]) { two_scales(s, S_AT, d, m); }
+};
+
+struct M_Q4_K : Space<0, 0, 16> {
+    static const bool MINS = true, TWO = false;
+    __device__ static void copy(u32 to, const Matrix& m) {
+        copy_plane(to, m.w, m.first, m.outs, m.nb, m.from);
+        copy_words(to + S_AT, 16, m.w + m.blocks() * 16, m.nb * 2, m.from * 2, 4, m.nb * 2, m.first, m.outs);
+    }
+    __device__ static Pair fragments(const Spot& s) { return nibbles(s); }
+    __device__ static void scales(const Spot& s, float (&d)[4], float (&m)[4]) { header_scales(s, S_AT, d, m); }
+};
+
+struct M_Q5_K : Space<0, 32, 16> {
+    static const bool MINS = true, TWO = false;
+    __device__ static void copy(u32 to, const Matrix& m) {
+        copy_plane(to, m.w, m.first, m.outs, m.nb, m.from);
+        copy_words(to + H_AT, 32, m.w + m.blocks() * 16, m.nb * 4, m.from * 4, 8, m.nb * 4, m.first, m.outs);
+        copy_words(to + S_AT, 16, m.w + m.blocks() * 20, m.nb * 2, m.from * 2, 4, m.nb * 2, m.first, m.outs);
+    }
+    __device__ static Pair fragments(const Spot& s) {
+        Pair p = nibbles(s);
+        add_fifths(p, s, H_AT);
+        return p;
+    }
+    __device__ static void scales(const Spot& s, float (&d)[4], float (&m)[4]) { header_scales(s, S_AT, d, m); }
+};
+
+// Two scales a block: `d` of the first half, `m` of the second.
+struct M_Q6_K : Space<0, 64, 32> {
+    static const bool MINS = false, TWO = true;
+    __device__ static void copy(u32 to, const Matrix& m) {
+        copy_plane(to, m.w, m.first, m.outs, m.nb, m.from);
+        copy_words(to + H_AT, 64, m.w + m.blocks() * 16, m.nb * 8, m.from * 8, 16, m.nb * 8, m.first, m.outs);
+        copy_words(to + S_AT, 32, m.w + m.blocks() * 24, m.nb * 2, m.from * 2, 4, m.nb * 2, m.first, m.outs);
+        // One half for eight blocks, the second of its word for every other step.
+        u32 supers = m.nb / 8, row_bytes = 2 * (supers + (supers & 1)), at = m.from / 8 * 2 & ~3u;
+        copy_words(to + S_AT + 16, 32, m.w + m.blocks() * 26, row_bytes, at, 1, row_bytes, m.first, m.outs);
+        if (threadIdx.x < OUTS) asm volatile("st.shared.u32 [%0], %1;" ::"r"(to + S_AT + threadIdx.x * 32 + 20), "r"(m.from / 8 & 1) : "memory");
+    }
+    __device__ static Pair fragments(const Spot& s) {
+        Pair p = nibbles(s);
+        u32 t = s.lane % 4;
+        EACH_ROW(i) {
+            u32 at = s.stage + H_AT + row_of(s, i) * 64 + s.b * 8, h0 = shared4(at), h1 = shared4(at + 4);
+            u32 x = __funnelshift_r(h0 << 4, h0 >> 28, 2 * t) & 0x30303030u, y = __funnelshift_r(h1 << 4, h1 >> 28, 2 * t) & 0x30303030u;
+            p.a[i / 2][i % 2] = less(p.a[i / 2][i % 2] | x, 0x20202020u);
+            p.a[i / 2][2 + i % 2] = less(p.a[i / 2][2 + i % 2] | y, 0x20202020u);
+        }
+        return p;
+    }
+    __device__ static void scales(const Spot& s, float (&d)[4], float (&m)[4]) {
+        EACH_ROW(i) {
+            u32 at = s.stage + S_AT + row_of(s, i) * 32, sc = shared2(at + s.b * 2);
+            float all = half_to_float((u16)shared2(at + 16 + shared4(at + 20) * 2));
+            d[i] = all * (float)(signed char)(sc & 255);
+            m[i] = all * (float)(signed char)(sc >> 8);
+        }
+    }
+};
+
+struct M_MXFP4 : Space<0, 0, 8> {
+    static const bool MINS = false, TWO = false;
+    __device__ static void copy(u32 to, const Matrix& m) {
+        copy_plane(to, m.w, m.first, m.outs, m.nb, m.from);
+        u32 row_bytes = m.nb + (-m.nb & 3);
+        copy_words(to + S_AT, 8, m.w + m.blocks() * 16, row_bytes, m.from, 2, m.nb, m.first, m.outs);
+    }
+    __device__ static Pair fragments(const Spot& s) {
+        Pair p = nibbles(s);
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) p.a[i / 4][i % 4] = P_MXFP4::doubled(p.a[i / 4][i % 4]);
+        return p;
+    }
+    __device__ static void scales(const Spot& s, float (&d)[4], float (&)[4]) {
+        EACH_ROW(i) d[i] = P_MXFP4::scale(shared1(s.stage + S_AT + row_of(s, i) * 8 + s.b));
+    }
+};
+
+// Numbers, scales and sums of the rows of a step.
+template <class W>
+__device__ inline void copy_rows(u32 to, const ProductArgs& a, const u8* x, const float* scales, const float* sums, u32 first, u32 from) {
+    for (u32 i = threadIdx.x; i < TOKENS * 16; i += THREADS) {
+        u32 row = i / 16, part = i % 16;
+        bool there = first + row < a.rows && from + part / 2 < a.nb;
+        u64 at = there ? (u64)(a.base + first + row) * a.nb * 32 + from * 32 + part * 16 : 0;
+        copy16_if(to + W::X_AT + row * 256 + ((part ^ (row & 7)) << 4), x + at, there);
+    }
+    for (u32 i = threadIdx.x; i < STEP * TOKENS / 4; i += THREADS) {
+        u32 b = i / (TOKENS / 4), row = i % (TOKENS / 4) * 4;
+        bool there = from + b < a.nb;
+        u64 at = there ? (u64)(from + b) * a.stride + a.base + first + row : 0;
+        copy16_if(to + W::D_AT + (b * TOKENS + row) * 4, scales + at, there);
+        if (W::MINS) copy16_if(to + W::M_AT + (b * TOKENS + row) * 4, sums + at, there);
+    }
+}
+
+template <class W>
+__device__ inline void multiply(const Spot& s, u32 lane, float (&acc)[2][COLUMNS][4]) {
+    Pair p = W::fragments(s);
+    float d[4], m[4];
+    W::scales(s, d, m);
+    u32 half = lane / 8 & 1, t = lane % 4;
+#pragma unroll
+    for (u32 n = 0; n < COLUMNS; n += 2) {
+        u32 b[4], row = n * 8 + (lane / 16) * 8 + lane % 8;
+        load_matrices(b, s.stage + W::X_AT + row * 256 + (((2 * s.b + half) ^ (row & 7)) << 4));
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            float x[2], y[2];
+            u32 at = s.stage + (s.b * TOKENS + (n + i) * 8 + 2 * t) * 4;
+            asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(x[0]), "=f"(x[1]) : "r"(at + W::D_AT) : "memory");
+            if (W::MINS) asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(y[0]), "=f"(y[1]) : "r"(at + W::M_AT) : "memory");
+#pragma unroll
+            for (u32 k = 0; k < 2; k++) {
+                float v[4];
+                float(&to)[4] = acc[k][n + i];
+                if (W::TWO) {
+                    float u[4];
+                    mma_s8_half(v, p.a[k][0], p.a[k][1], b[2 * i]);
+                    mma_s8_half(u, p.a[k][2], p.a[k][3], b[2 * i + 1]);
+#pragma unroll
+                    for (u32 j = 0; j < 4; j++) {
+                        u32 r = 2 * k + j / 2;
+                        to[j] = fmaf(fmaf(v[j], d[r], u[j] * m[r]), x[j % 2], to[j]);
+                    }
+                } else {
+                    mma_s8(v, p.a[k], b[2 * i], b[2 * i + 1]);
+#pragma unroll
+                    for (u32 j = 0; j < 4; j++) {
+                        u32 r = 2 * k + j / 2;
+                        to[j] = fmaf(v[j], d[r] * x[j % 2], to[j]);
+                        if (W::MINS) to[j] = fmaf(m[r], y[j % 2], to[j]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+template <class W>
+__device__ inline void steps(const ProductArgs& a, Matrix m, u32 first, u32 room, const u8* x, const float* scales,
+                             const float* sums, float (&acc)[2][COLUMNS][4]) {
+    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, all = (a.nb + STEP - 1) / STEP;
+    u32 each = (all + a.splits - 1) / a.splits, begin = min(blockIdx.x % a.splits * each, all), end = min(begin + each, all);
+    u32 next = begin;
+    auto fetch = [&]() {
+        if (next < end) {
+            u32 to = room + (next - begin) % STAGES * W::BYTES;
+            m.from = next * STEP;
+            W::copy(to, m);
+            copy_rows<W>(to, a, x, scales, sums, first, m.from);
+        }
+        copies_commit();
+        next++;
+    };
+    for (u32 i = 0; i < STAGES - 1; i++) fetch();
+#pragma unroll 1
+    for (u32 step = begin; step < end; step++) {
+        copies_wait<STAGES - 2>();
+        __syncthreads();
+        fetch();
+        Spot s = {room + (step - begin) % STAGES * W::BYTES, warp % WIDE * 32, 0, lane};
+#pragma unroll 1
+        for (s.b = warp / WIDE; s.b < STEP; s.b += DEEP) multiply<W>(s, lane, acc);
+    }
+    copies_wait<0>();
+    __syncthreads();
+}
+
+__device__ inline float gate_of(const ProductArgs& a, float g, float u) {
+    if (a.act == 0) return g / (1.0f + expf(-g)) * u;
+    if (a.act == 1) {
+        float inner = 0.7978845608f * (g + 0.044715f * g * g * g);
+        return 0.5f * g * (1.0f + tanhf(inner)) * u;
+    }
+    g = fminf(g, a.limit);
+    u = fminf(fmaxf(u, -a.limit), a.limit);
+    return g / (1.0f + expf(-a.alpha * g)) * (u + 1.0f);
+}
+
+// What warps of one part of the outputs have, in their order.
+static const u32 PITCH = OUTS + 4;
+__device__ inline float together(const float* sums, u32 out, u32 row) {
+    float v = 0.0f;
+#pragma unroll
+    for (u32 i = 0; i < DEEP; i++) v += sums[(i * TOKENS + row) * PITCH + out];
+    return v;
+}
+
+struct Places {
+    const float *bias, *residual;
+    float *y0, *y1, *y2;
+    u8* q;
+    float *scales, *sums;
+};
+
+// Output `out` of row `row`, both counted from the beginning.
+__device__ inline void put(const ProductArgs& a, const Places& p, float v, u32 out, u32 row) {
+    out += a.before;
+    if (p.bias) v += p.bias[out];
+    v *= a.scale;
+    if (a.softcap != 0.0f) v = a.softcap * tanhf(v / a.softcap);
+    if (p.residual) v += p.residual[(u64)row * a.width0 + out];
+    if (out < a.cut0) {
+        p.y0[(u64)row * a.width0 + out] = v;
+    } else if (out < a.cut1) {
+        p.y1[(u64)row * a.width1 + (out - a.cut0)] = v;
+    } else {
+        p.y2[(u64)row * a.width2 + (out - a.cut1)] = v;
+    }
+}
+
+// A pair of outputs, gate and up.
+__device__ inline float pair(const ProductArgs& a, const Places& p, float g, float u, u32 out) {
+    if (p.bias) {
+        g += p.bias[out];
+        u += p.bias[out + 1];
+    }
+    return gate_of(a, g, u);
+}
+
+// Rounds 32 neighbouring outputs of a row to one block for the next product. A warp.
+__device__ inline void round_block(const ProductArgs& a, const Places& p, float v, u32 block, u32 row, u32 lane) {
+    u32 bits = __float_as_uint(v) & 0x7fffffffu;
+#pragma unroll
+    for (u32 d = 1; d < 32; d *= 2) bits = max(bits, __shfl_xor_sync(0xffffffffu, bits, d));
+    float top = __uint_as_float(bits), inverse = __fdividef(127.0f, top);
+    bool none = top < 3.8e-37f, broken = bits >= 0x7f800000u;
+    if (none || broken) inverse = 0.0f;
+    int q = __float2int_rn(v * inverse), sum = q;
+#pragma unroll
+    for (u32 d = 1; d < 32; d *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+    p.q[(u64)row * a.width0 + block * 32 + lane] = (u8)q;
+    if (lane != 0) return;
+    float scale = none ? 0.0f : top * (1.0f / 127.0f);
+    if (broken) scale = __int_as_float(0x7fc00000);
+    p.scales[(u64)block * a.to_stride + row] = scale;
+    p.sums[(u64)block * a.to_stride + row] = scale * (float)sum;
+}
+
+// `get` gives the sum of an output and a row of the tile.
+template <class Get>
+__device__ inline void finish(const ProductArgs& a, const Places& p, u32 first_out, u32 first_row, const Get& get) {
+    u32 rows = min(TOKENS, a.rows - first_row), outs = min(OUTS, a.outs - first_out);
+    if (a.epi == EPI_ROWS) {
+        for (u32 i = threadIdx.x; i < rows * OUTS; i += THREADS) {
+            u32 row = i / OUTS, out = i % OUTS;
+            if (out < outs) put(a, p, get(out, row), first_out + out, a.base + first_row + row);
+        }
+    } else {
+        // Whole warps stay together: 32 pairs are half of 64 outputs.
+        for (u32 i = threadIdx.x; i < rows * (OUTS / 2); i += THREADS) {
+            u32 row = i / (OUTS / 2), out = i % (OUTS / 2), at = first_out + 2 * out, to = a.base + first_row + row;
+            float v = 0.0f;
+            if (2 * out < outs) v = pair(a, p, get(2 * out, row), get(2 * out + 1, row), at);
+            if (a.epi == EPI_ROUND) {
+                round_block(a, p, v, at / 64, to, i % 32);
+            } else if (2 * out < outs) {
+                p.y0[(u64)to * a.width0 + at / 2] = v;
+            }
+        }
+    }
+}
+
+// blockIdx.x: tile of outputs, then part of the columns; blockIdx.y: tile of rows. `partial` holds what parts have, [tile][part][row][out].
+template <class W>
+__device__ inline void product(const ProductArgs& a, const u8* w, const u8* x, const float* scales, const float* sums,
+                               const Places& p, float* partial, u32* arrived) {
+    extern __shared__ __align__(128) u8 room[];
+    __shared__ bool last;
+    u32 t = threadIdx.x, warp = t / 32, lane = t % 32, g = lane / 4, c = lane % 4;
+    u32 tile_x = blockIdx.x / a.splits, split = blockIdx.x % a.splits, first_out = tile_x * OUTS, first_row = blockIdx.y * TOKENS;
+    float acc[2][COLUMNS][4] = {};
+    Matrix m = {w, a.nb, a.outs, first_out, 0};
+    steps<W>(a, m, first_row, shared_address(room), x, scales, sums, acc);
+    float* have = (float*)room;
+#pragma unroll
+    for (u32 k = 0; k < 2; k++)
+#pragma unroll
+        for (u32 n = 0; n < COLUMNS; n++)
+#pragma unroll
+            for (u32 j = 0; j < 4; j++) {
+                u32 out = warp % WIDE * 32 + k * 16 + j / 2 * 8 + g, row = n * 8 + 2 * c + j % 2;
+                have[(warp / WIDE * TOKENS + row) * PITCH + out] = acc[k][n][j];
+            }
+    __syncthreads();
+    auto own = [&](u32 out, u32 row) { return together(have, out, row); };
+    if (a.splits == 1) {
+        finish(a, p, first_out, first_row, own);
+        return;
+    }
+    u32 tile = blockIdx.y * (gridDim.x / a.splits) + tile_x;
+    float* parts = partial + (u64)tile * a.splits * TOKENS * OUTS;
+    for (u32 i = t; i < TOKENS * OUTS; i += THREADS) parts[split * TOKENS * OUTS + i] = own(i % OUTS, i / OUTS);
+    __threadfence();
+    __syncthreads();
+    if (t == 0) {
+        last = atomicAdd(arrived + tile, 1) == a.splits - 1;
+        if (last) arrived[tile] = 0;
+        __threadfence();
+    }
+    __syncthreads();
+    if (!last) return;
+    finish(a, p, first_out, first_row, [&](u32 out, u32 row) {
+        float v = 0.0f;
+#pragma unroll 4
+        for (u32 i = 0; i < a.splits; i++) v += __ldcg(parts + (i * TOKENS + row) * OUTS + out);
+        return v;
+    });
+}
+
+#define ENTRY(W, suffix, number)                                                                                       \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
+        product_##suffix(ProductArgs a, const u8* w, const u8* x, const float* scales, const float* sums,             \
+                         const float* bias, const float* residual, float* y0, float* y1, float* y2, u8* q,            \
+                         float* to_scales, float* to_sums, float* partial, u32* arrived) {                            \
+        Places p = {bias, residual, y0, y1, y2, q, to_scales, to_sums};                                                \
+        product<M_##W>(a, w, x, scales, sums, p, partial, arrived);                                                    \
+    }
+EACH_PLANED(ENTRY)

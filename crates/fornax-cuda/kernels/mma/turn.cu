@@ -1,0 +1,84 @@
+// What comes between the products and attention, for any number of rows: norms of the heads of queries and keys, rotary
+// positions, and the append of keys and values to the paged cache.
+//
+// A block takes one row, a warp one head after the other; sine and cosine of the position are made once for all heads.
+#include "../cache.cuh"
+
+struct TurnArgs {
+    u32 rows, heads, kv_heads, dim, v_dim, pairs, halves, stride, tokens;
+    float eps, magnitude;
+};
+
+static const u32 THREADS = 256, WARPS = THREADS / 32, DIM_MAX = 256;
+
+// Norms and turns a head of `dim` elements, into the warp's own memory.
+__device__ inline void turn_head(const TurnArgs& a, const float* x, const float* norm, const float2* turns, u32 lane, float* to) {
+    float scale = 1.0f;
+    if (norm) {
+        float sum = 0.0f;
+        for (u32 i = lane; i < a.dim; i += 32) sum += x[i] * x[i];
+        scale = 1.0f / sqrtf(warp_sum(sum) / (float)a.dim + a.eps);
+    }
+    for (u32 i = lane; i < a.pairs; i += 32) {
+        u32 p = a.halves ? i : 2 * i, q = a.halves ? i + a.pairs : 2 * i + 1;
+        float u = x[p] * scale, v = x[q] * scale;
+        if (norm) {
+            u *= __ldg(norm + p);
+            v *= __ldg(norm + q);
+        }
+        float2 turn = turns[i];
+        to[p] = u * turn.x - v * turn.y;
+        to[q] = u * turn.y + v * turn.x;
+    }
+    for (u32 i = 2 * a.pairs + lane; i < a.dim; i += 32) to[i] = x[i] * scale * (norm ? __ldg(norm + i) : 1.0f);
+    __syncwarp();
+}
+
+template <class K>
+__device__ void turn(const TurnArgs& a, const float* q, const float* k, const float* v, const float* q_norm,
+                     const float* k_norm, const float* freqs, const Row* rows, const u32* tables, float* q_out,
+                     u8* keys, u8* values) {
+    __shared__ float2 turns[DIM_MAX / 2];
+    __shared__ float room[WARPS][DIM_MAX];
+    u32 row = blockIdx.x, t = threadIdx.x, lane = t % 32;
+    Row r = rows[row];
+    if (r.left == 0) return;
+    for (u32 i = t; i < a.pairs; i += THREADS) {
+        // The full-range sine: the fast one is useless for angles of thousands of radians.
+        float s, c;
+        sincosf((float)r.pos * freqs[i], &s, &c);
+        turns[i] = {c * a.magnitude, s * a.magnitude};
+    }
+    __syncthreads();
+    u64 place = place_of(tables + (u64)r.seq * a.stride, r.pos);
+    float* to = room[t / 32];
+    for (u32 item = t / 32; item < a.heads + 2 * a.kv_heads; item += WARPS) {
+        if (item < a.heads) {
+            u64 at = ((u64)row * a.heads + item) * a.dim;
+            turn_head(a, q + at, q_norm, turns, lane, to);
+            for (u32 i = lane; i < a.dim; i += 32) q_out[at + i] = to[i];
+        } else if (item < a.heads + a.kv_heads) {
+            u32 head = item - a.heads;
+            turn_head(a, k + ((u64)row * a.kv_heads + head) * a.dim, k_norm, turns, lane, to);
+            u64 at = (place * a.kv_heads + head) * a.dim;
+            for (u32 i = lane; i < a.dim; i += 32) K::put(keys, (u64)a.tokens * a.kv_heads * a.dim, at + i, to[i]);
+        } else {
+            u32 head = item - a.heads - a.kv_heads;
+            const float* from = v + ((u64)row * a.kv_heads + head) * a.v_dim;
+            u64 at = (place * a.kv_heads + head) * a.v_dim;
+            for (u32 i = lane; i < a.v_dim; i += 32) K::put(values, (u64)a.tokens * a.kv_heads * a.v_dim, at + i, from[i]);
+        }
+        __syncwarp();
+    }
+}
+
+#define ENTRY(K, suffix)                                                                                               \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
+        turn_##suffix(TurnArgs a, const float* q, const float* k, const float* v, const float* q_norm,                \
+                      const float* k_norm, const float* freqs, const Row* rows, const u32* tables, float* q_out,      \
+                      u8* keys, u8* values) {                                                                          \
+        turn<K>(a, q, k, v, q_norm, k_norm, freqs, rows, tables, q_out, keys, values);                                 \
+    }
+ENTRY(KvF32, f32)
+ENTRY(KvF16, f16)
+ENTRY(KvQ8_0, q8_0)

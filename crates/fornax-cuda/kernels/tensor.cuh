@@ -1,0 +1,73 @@
+// What tensor cores need, as thin functions over single instructions: fragments from shared memory, 8-bit and 16-bit
+// products of a warp. Lane l of a warp is row l / 4 of a fragment ("g") and column pair l % 4 ("t").
+#pragma once
+#include "planes.cuh"
+
+// 16 bytes, or zeroes where `there` is false.
+__device__ inline void copy16_if(u32 to, const void* from, bool there) {
+    u32 n = there ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(n) : "memory");
+}
+__device__ inline void copy4_if(u32 to, const void* from, bool there) {
+    u32 n = there ? 4 : 0;
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(n) : "memory");
+}
+
+// Four 8 × 16-byte matrices; lane l gives the address of row l % 8 of matrix l / 8, and gets 4 bytes of each.
+__device__ inline void load_matrices(u32 (&r)[4], u32 at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at)
+                 : "memory");
+}
+__device__ inline void load_matrices_turned(u32 (&r)[4], u32 at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at)
+                 : "memory");
+}
+
+// Sums of 8-bit products are handed out as floats around this number, exact up to 2^22: an addition makes the float,
+// where a conversion would run at half the rate.
+static const u32 AROUND_BITS = 0x4b400000u;
+static const float AROUND = 12582912.0f;
+
+__device__ inline void mma_s8(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    u32 r[4], c = AROUND_BITS;
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
+        : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c));
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) d[i] = __uint_as_float(r[i]) - AROUND;
+}
+// Of one half of the block.
+__device__ inline void mma_s8_half(float (&d)[4], u32 a0, u32 a1, u32 b) {
+    u32 r[4], c = AROUND_BITS;
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%7,%7,%7};"
+        : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+        : "r"(a0), "r"(a1), "r"(b), "r"(c));
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) d[i] = __uint_as_float(r[i]) - AROUND;
+}
+__device__ inline void mma_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Two floats as halves, the first low.
+__device__ inline u32 halves(float low, float high) {
+    u32 r;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+// A finite number beyond the largest half becomes that; what is not finite stays so.
+__device__ inline float within_half(float v) {
+    float top = 65504.0f, size = fabsf(v);
+    return size > top && size < __int_as_float(0x7f800000) ? copysignf(top, v) : v;
+}
+__device__ inline float power2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}

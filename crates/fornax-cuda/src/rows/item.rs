@@ -1,0 +1,279 @@
+//! A plan as the launches of steps with many rows: which ops go together, and what a product hands on to the next one
+//! without a detour over f32 rows. It knows no kernel and no number of rows.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use fornax_gguf::TensorType;
+use fornax_plan::{KvType, Op, Plan, RopePairs, ValueId};
+
+use crate::fast::Addresses;
+use crate::fast::planes::PLANED;
+use crate::fast::stage::{GATED, NORM, Stage};
+use crate::prepare::{Action, Extent};
+
+/// Query heads of a KV head that attention has rows for.
+const SHARE_MAX: u32 = 64;
+/// Elements of a head that the kernel for positions has room for.
+const DIM_MAX: u32 = 256;
+
+/// One launch or a few.
+#[derive(Clone, Debug)]
+pub(crate) enum Item {
+    /// One of the plain actions.
+    Action(usize),
+    Product(Product),
+    Turn(Turn),
+    Attend(Attend),
+}
+
+/// A matrix of a product: where it is, its format, its outputs, and how many stand before them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Matrix {
+    pub(crate) w: u64,
+    pub(crate) ty: TensorType,
+    pub(crate) outs: u32,
+    pub(crate) before: u32,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Product {
+    pub(crate) op: u32,
+    pub(crate) extent: Extent,
+    pub(crate) stage: Stage,
+    pub(crate) matrices: Vec<Matrix>,
+    /// The input is where the op before has left it, in the form that products read.
+    pub(crate) ready: bool,
+    /// The outputs go on in that form.
+    pub(crate) onward: bool,
+}
+
+impl Product {
+    /// Whether outputs can be written four at a time, as long products do.
+    pub(crate) fn by_fours(&self) -> bool {
+        let Stage { widths, cuts, outs, .. } = self.stage;
+        let parts = widths.iter().chain(outs.iter()).chain(cuts.iter().filter(|c| **c != u32::MAX));
+        parts.copied().all(|n| n.is_multiple_of(4))
+    }
+}
+
+/// Norms and positions of queries and keys, and the append of keys and values.
+#[derive(Clone, Debug)]
+pub(crate) struct Turn {
+    pub(crate) op: u32,
+    pub(crate) heads: u32,
+    pub(crate) kv_heads: u32,
+    pub(crate) dim: u32,
+    pub(crate) v_dim: u32,
+    pub(crate) group: usize,
+    pub(crate) pairs: u32,
+    pub(crate) halves: bool,
+    pub(crate) eps: f32,
+    pub(crate) magnitude: f32,
+    /// q, k, v, norm of q, norm of k, frequencies.
+    pub(crate) from: [u64; 6],
+    pub(crate) q_out: u64,
+    pub(crate) pool: [u64; 2],
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Attend {
+    pub(crate) op: u32,
+    pub(crate) heads: u32,
+    pub(crate) kv_heads: u32,
+    pub(crate) dim: u32,
+    pub(crate) group: usize,
+    pub(crate) window: u32,
+    pub(crate) scale: f32,
+    pub(crate) softcap: f32,
+    pub(crate) q: u64,
+    pub(crate) pool: [u64; 2],
+    pub(crate) sinks: u64,
+    pub(crate) out: u64,
+    pub(crate) onward: bool,
+}
+
+/// What the items are made of.
+pub(crate) struct Source<'a> {
+    pub(crate) plan: &'a Plan,
+    pub(crate) actions: &'a [Action],
+    /// The actions of each op of the plan.
+    pub(crate) spans: &'a [Range<usize>],
+    pub(crate) stages: &'a [Stage],
+    pub(crate) at: &'a dyn Addresses,
+    pub(crate) ropes: &'a [u64],
+    pub(crate) kv_type: KvType,
+}
+
+/// The items of a plan, in order.
+pub(crate) fn items(s: &Source<'_>) -> Vec<Item> {
+    let mut uses: HashMap<ValueId, u32> = HashMap::new();
+    for v in s.plan.ops.iter().flat_map(|op| op.inputs().iter().collect::<Vec<_>>()) {
+        *uses.entry(v).or_default() += 1;
+    }
+    let once = |v: ValueId| uses.get(&v) == Some(&1);
+    let mut all = Vec::new();
+    let mut next_stage = 0;
+    let mut ix = 0;
+    while ix < s.plan.ops.len() {
+        let op_at = |span: &Range<usize>| span.start;
+        if let Some(turn) = turn(s, ix, &once) {
+            all.push(Item::Turn(turn));
+            ix += 2;
+            continue;
+        }
+        let number = s.spans[ix].clone().next().map_or(0, |at| op_number(&s.actions[at]));
+        if let Some(attend) = attend(s, ix, number) {
+            all.push(Item::Attend(attend));
+            ix += 1;
+            continue;
+        }
+        for at in op_at(&s.spans[ix])..s.spans[ix].end {
+            if let Action::Stage { op, extent, .. } = s.actions[at] {
+                let stage = s.stages[next_stage];
+                next_stage += 1;
+                let (matrices, ready, onward) = (matrices(&stage), false, false);
+                all.push(Item::Product(Product { op, extent, stage, matrices, ready, onward }));
+            } else {
+                all.push(Item::Action(at));
+            }
+        }
+        ix += 1;
+    }
+    hand_on(s, &mut all, &once);
+    all
+}
+
+fn op_number(action: &Action) -> u32 {
+    match action {
+        Action::Launch { op, .. } | Action::Stage { op, .. } | Action::EmbedRows { op, .. } => *op,
+        _ => 0,
+    }
+}
+
+fn matrices(stage: &Stage) -> Vec<Matrix> {
+    let part = |ix: usize, before| Matrix {
+        w: stage.w[ix],
+        ty: PLANED[stage.types[ix] as usize],
+        outs: stage.outs[ix],
+        before,
+    };
+    let mut all = vec![part(0, 0)];
+    if stage.outs[1] > 0 {
+        all.push(part(1, stage.outs[0]));
+    }
+    all
+}
+
+/// Norm and positions with the append behind them.
+fn turn(s: &Source<'_>, ix: usize, once: &dyn Fn(ValueId) -> bool) -> Option<Turn> {
+    let [
+        Op::QkNormRope { q, k, q_norm, k_norm, eps, rope, dim, q_out, k_out },
+        Op::KvWrite { k: written, v, kv },
+    ] = s.plan.ops.get(ix..ix + 2)?
+    else {
+        return None;
+    };
+    let group = &s.plan.kv[kv.group as usize];
+    if k_out != written || !once(*k_out) || *dim > DIM_MAX || group.k_width != *dim {
+        return None;
+    }
+    let table = rope.map(|r| &s.plan.ropes[r.ix()]);
+    let norm = |n: &Option<fornax_plan::WeightId>| n.map_or(0, |n| s.at.vector(n));
+    Some(Turn {
+        op: op_number(&s.actions[s.spans[ix].start]),
+        heads: s.plan.width(*q) / dim,
+        kv_heads: group.heads,
+        dim: *dim,
+        v_dim: group.v_width,
+        group: kv.group as usize,
+        pairs: table.map_or(0, |t| t.inv_freq.len() as u32),
+        halves: table.is_some_and(|t| t.pairs == RopePairs::Halves),
+        eps: *eps,
+        magnitude: table.map_or(1.0, |t| t.magnitude),
+        from: [
+            s.at.value(*q),
+            s.at.value(*k),
+            s.at.value(*v),
+            norm(q_norm),
+            norm(k_norm),
+            rope.map_or(0, |r| s.ropes[r.ix()]),
+        ],
+        q_out: s.at.value(*q_out),
+        pool: s.at.pool(*kv),
+    })
+}
+
+fn attend(s: &Source<'_>, ix: usize, op: u32) -> Option<Attend> {
+    let Op::Attention { q, kv, heads, scale, softcap, sinks, out } = s.plan.ops[ix] else {
+        return None;
+    };
+    let g = &s.plan.kv[kv.group as usize];
+    let dim = g.k_width;
+    let unit = match s.kv_type {
+        KvType::F32 => return None,
+        KvType::F16 => 16,
+        KvType::Q8_0 => 32,
+    };
+    let fits = g.v_width == dim && dim.is_multiple_of(unit) && dim <= DIM_MAX;
+    (fits && heads / g.heads <= SHARE_MAX).then(|| Attend {
+        op,
+        heads,
+        kv_heads: g.heads,
+        dim,
+        group: kv.group as usize,
+        window: g.window.unwrap_or(0),
+        scale,
+        softcap: softcap.unwrap_or(0.0),
+        q: s.at.value(q),
+        pool: s.at.pool(kv),
+        sinks: sinks.map_or(0, |w| s.at.vector(w)),
+        out: s.at.value(out),
+        onward: false,
+    })
+}
+
+/// Notes where the next product alone reads what an item gives, and reads it as it is.
+fn hand_on(s: &Source<'_>, all: &mut [Item], once: &dyn Fn(ValueId) -> bool) {
+    // By address: values that are read once.
+    let single: Vec<u64> = s
+        .plan
+        .ops
+        .iter()
+        .filter(|op| matches!(op, Op::GatedMlp { .. } | Op::Attention { .. }))
+        .flat_map(|op| op.outputs().iter().collect::<Vec<_>>())
+        .filter(|v| once(*v))
+        .map(|v| s.at.value(v))
+        .collect();
+    for ix in 1..all.len() {
+        let (before, after) = all.split_at_mut(ix);
+        let (Some(from), Item::Product(to)) = (before.last_mut(), &mut after[0]) else { continue };
+        let plain = to.stage.pro != NORM && to.extent == Extent::Rows && to.by_fours();
+        match from {
+            Item::Product(p) if p.stage.epi == GATED => {
+                let (at, outs) = (p.stage.y[0], p.stage.outs[0] / 2);
+                let fits =
+                    p.matrices.len() == 1 && outs.is_multiple_of(32) && outs == to.stage.nb * 32;
+                if plain
+                    && fits
+                    && p.by_fours()
+                    && p.extent == to.extent
+                    && at == to.stage.x[0]
+                    && single.contains(&at)
+                {
+                    (p.onward, to.ready) = (true, true);
+                }
+            }
+            Item::Attend(a) => {
+                let width = a.heads * a.dim;
+                let fits = a.dim.is_multiple_of(32)
+                    && width.is_multiple_of(64)
+                    && width == to.stage.nb * 32;
+                if plain && fits && a.out == to.stage.x[0] && single.contains(&a.out) {
+                    (a.onward, to.ready) = (true, true);
+                }
+            }
+            _ => {}
+        }
+    }
+}
