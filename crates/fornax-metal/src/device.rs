@@ -140,7 +140,7 @@ impl MetalDevice {
         Ok(MetalDevice { policy: Policy { profile, ..self.policy }, ..self })
     }
 
-    /// Times the variants of the matrix kernels on a plan's shapes, cold, and returns the profile
+    /// Times the variants of the kernels on a plan's shapes, cold, and returns the profile
     /// of the fastest, a text. `say` hears of each shape when it is done.
     ///
     /// # Errors

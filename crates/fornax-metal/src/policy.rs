@@ -20,8 +20,19 @@ pub enum Family {
 
 /// Rows up to which matrices are read as vectors are multiplied: once for all of them.
 pub(crate) const MATVEC_ROWS: u32 = 4;
+/// Rows of a threadgroup of the product of many.
+pub(crate) const MANY_ROWS: u32 = 32;
+/// Rows of a threadgroup of the small product.
+pub(crate) const FEW_ROWS: u32 = 16;
+/// Rows of a threadgroup of the attention of many.
+pub(crate) const TILE_ROWS: u32 = 8;
 /// Rows up to which the columns are split over simdgroups.
-pub(crate) const SMALL_ROWS: u32 = 16;
+const SMALL_ROWS: u32 = 16;
+
+/// Whether the small product may be taken up to so many rows.
+pub(crate) fn small_rows_fit(rows: u32) -> bool {
+    (MATVEC_ROWS..=1024).contains(&rows)
+}
 /// Rows up to which attention goes in shares of the keys.
 pub(crate) const SPLIT_ROWS: u32 = 16;
 
@@ -37,6 +48,94 @@ pub(crate) struct Tile {
     pub(crate) simds: u32,
 }
 
+/// Heads of attention: how many, and how wide.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Heads {
+    /// Of queries.
+    pub(crate) heads: u32,
+    /// Of keys and of values.
+    pub(crate) kv_heads: u32,
+    /// Elements of a query and a key.
+    pub(crate) k_width: u32,
+    /// Elements of a value.
+    pub(crate) v_width: u32,
+}
+
+/// How attention of few rows is spread over threadgroups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shares {
+    /// Query heads of one key head that a threadgroup takes.
+    pub(crate) together: u32,
+    /// Shares of the keys.
+    pub(crate) splits: u32,
+}
+
+impl std::fmt::Display for Heads {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {} {} {}", self.heads, self.kv_heads, self.k_width, self.v_width)
+    }
+}
+
+/// Shares that one lane each joins.
+const SPLITS_MAX: u32 = 32;
+/// Shares that every threadgroup of the product behind attention reads again.
+const JOINED_MAX: u32 = 16;
+/// Query heads that a threadgroup can hold.
+const TOGETHER_MAX: u32 = 8;
+/// Elements of a head that it can hold.
+const WIDTH_MAX: u32 = 256;
+
+impl Heads {
+    fn width(self) -> u32 {
+        self.k_width.max(self.v_width)
+    }
+
+    /// Query heads of one key head.
+    pub(crate) fn group(self) -> u32 {
+        self.heads / self.kv_heads.max(1)
+    }
+
+    /// Whether the kernels take so many query heads of one key head together.
+    pub(crate) fn takes(self, together: u32) -> bool {
+        let whole = self.kv_heads > 0 && self.heads.is_multiple_of(self.kv_heads);
+        let held =
+            (1..=TOGETHER_MAX).contains(&together) && (1..=WIDTH_MAX).contains(&self.width());
+        whole && held && self.group().is_multiple_of(together)
+    }
+
+    /// Whether attention of few rows has this variant.
+    pub(crate) fn splits(self, shares: Shares) -> bool {
+        self.takes(shares.together) && (1..=SPLITS_MAX).contains(&shares.splits)
+    }
+
+    /// Whether the append has it.
+    pub(crate) fn appends(self, shares: Shares) -> bool {
+        self.takes(shares.together) && (1..=JOINED_MAX).contains(&shares.splits)
+    }
+
+    /// Every number of query heads that the kernels take together, to be measured.
+    pub(crate) fn together(self) -> impl Iterator<Item = u32> {
+        (1..=TOGETHER_MAX).filter(move |n| self.takes(*n))
+    }
+
+    /// Every variant with so many shares at most, in powers of two, to be measured.
+    pub(crate) fn shares(self, most: u32) -> impl Iterator<Item = Shares> {
+        let splits =
+            move |together| (0..=most.ilog2()).map(move |n| Shares { together, splits: 1 << n });
+        self.together().flat_map(splits)
+    }
+
+    /// Those of the append.
+    pub(crate) fn appended(self) -> impl Iterator<Item = Shares> {
+        self.shares(JOINED_MAX)
+    }
+
+    /// Those of attention of few rows.
+    pub(crate) fn split(self) -> impl Iterator<Item = Shares> {
+        self.shares(SPLITS_MAX)
+    }
+}
+
 /// The choices for one device.
 #[derive(Clone, Debug)]
 pub(crate) struct Policy {
@@ -50,9 +149,36 @@ impl Policy {
         self.profile.tile(ty, outs, cols).unwrap_or_else(|| matvec_tile(ty, outs, cols))
     }
 
+    /// Rows up to which the small product is taken for a matrix.
+    pub(crate) fn small_rows(&self, ty: TensorType, outs: u32, cols: u32) -> u32 {
+        self.profile.small_rows(ty, outs, cols).unwrap_or(SMALL_ROWS)
+    }
+
+    /// How decode attention that appends is spread.
+    pub(crate) fn append(&self, kv: TensorType, heads: Heads) -> Shares {
+        self.profile.append(kv, heads).unwrap_or_else(|| {
+            let together = self.heads_together(heads.group(), heads.width());
+            Shares { together, splits: joined_splits(heads.heads / together) }
+        })
+    }
+
+    /// How attention of few rows is spread, for a table of so many blocks.
+    pub(crate) fn split(&self, kv: TensorType, heads: Heads, blocks: u32) -> Shares {
+        self.profile.split(kv, heads).unwrap_or_else(|| {
+            let together = self.heads_together(heads.group(), heads.width());
+            Shares { together, splits: splits(blocks) }
+        })
+    }
+
+    /// Query heads that a threadgroup takes together where there are many rows.
+    pub(crate) fn tiled(&self, kv: TensorType, heads: Heads) -> u32 {
+        let rule = || heads_tiled(heads.group(), heads.width());
+        self.profile.tiled(kv, heads).unwrap_or_else(rule)
+    }
+
     /// Query heads of one key head that one threadgroup takes together, `width` wide: all of them
     /// up to eight, or the largest number that leaves no rest and no register over.
-    pub(crate) fn heads_together(&self, group: u32, width: u32) -> u32 {
+    fn heads_together(&self, group: u32, width: u32) -> u32 {
         // A lane's floats: query and mix of each head, and four scores, besides some 40 others.
         // Apple9 gives registers out as they are used, Apple7 and 8 for a whole kernel.
         let room = if self.family >= Family::Apple9 { 200 } else { 120 };
@@ -125,20 +251,20 @@ fn matvec_tile(ty: TensorType, outs: u32, cols: u32) -> Tile {
 
 /// The same for prefill, where a simdgroup holds a query and a mix of every head in registers:
 /// no more of them than leave room for the rest.
-pub(crate) fn heads_tiled(group: u32, width: u32) -> u32 {
+fn heads_tiled(group: u32, width: u32) -> u32 {
     let most = (512 / width.max(1)).clamp(1, 4);
     (1..=most).rev().find(|n| group.is_multiple_of(*n)).unwrap_or(1)
 }
 
 /// Shares of the keys of one sequence at most, for a table of so many blocks.
-pub(crate) fn splits(blocks: u32) -> u32 {
-    blocks.clamp(1, 32)
+fn splits(blocks: u32) -> u32 {
+    blocks.clamp(1, SPLITS_MAX)
 }
 
 /// The same where the product that follows attention joins them, for so many threadgroups along
 /// the heads: enough for 40 cores and no more, since each is read by every threadgroup of that.
-pub(crate) fn joined_splits(groups: u32) -> u32 {
-    48_u32.div_ceil(groups.max(1)).next_power_of_two().min(16)
+fn joined_splits(groups: u32) -> u32 {
+    48_u32.div_ceil(groups.max(1)).next_power_of_two().min(JOINED_MAX)
 }
 
 /// Simdgroups that share the keys of a threadgroup there.
@@ -201,13 +327,40 @@ mod tests {
 
     #[test]
     fn what_was_measured_goes_before_the_rule() {
-        let text = "fornax metal profile 1\ngpu Apple M1\nmatvec q8_0 3072 1024 4 8\n";
+        let text = "fornax metal profile 2\ngpu Apple M1\nmatvec q8_0 3072 1024 4 8\nsmall q8_0 3072 1024 32\n\
+                    append f16 16 8 128 128 2 4\nsplit f16 16 8 128 128 1 8\ntiled f16 16 8 128 128 1\n";
         let profile = Profile::parse(text, "Apple M1").unwrap();
         let policy = Policy { family: Family::Apple7, profile };
         let measured = Tile { outs: 4, simds: 8 };
         assert_eq!(policy.matvec_tile(TensorType::Q8_0, 3072, 1024), measured);
+        let rows = |cols| policy.small_rows(TensorType::Q8_0, 3072, cols);
+        assert_eq!([rows(1024), rows(2048)], [32, SMALL_ROWS]);
+        let heads = Heads { heads: 16, kv_heads: 8, k_width: 128, v_width: 128 };
+        assert_eq!(policy.append(TensorType::F16, heads), Shares { together: 2, splits: 4 });
+        assert_eq!(policy.split(TensorType::F16, heads, 99), Shares { together: 1, splits: 8 });
+        assert_eq!(policy.split(TensorType::Q8_0, heads, 99), Shares { together: 2, splits: 32 });
+        assert_eq!([TensorType::F16, TensorType::F32].map(|kv| policy.tiled(kv, heads)), [1, 2]);
         let rule = matvec_tile(TensorType::Q8_0, 3072, 2048);
         assert_eq!(policy.matvec_tile(TensorType::Q8_0, 3072, 2048), rule, "another shape");
+    }
+
+    /// What the rules choose is among what is measured, on every family.
+    #[test]
+    fn the_rules_choose_what_there_is() {
+        for family in [Family::Apple7, Family::Apple8, Family::Apple9, Family::Apple10] {
+            let policy = Policy { family, profile: Profile::default() };
+            for (n, kv_heads) in [(1, 1), (16, 8), (32, 8), (9, 3), (14, 2), (24, 24), (64, 8)] {
+                for width in [32, 64, 80, 96, 128, 256] {
+                    let heads = Heads { heads: n, kv_heads, k_width: width, v_width: width };
+                    let append = policy.append(TensorType::F16, heads);
+                    assert!(heads.appended().any(|s| s == append), "{heads}: {append:?}");
+                    let split = policy.split(TensorType::F16, heads, 1024);
+                    assert!(heads.split().any(|s| s == split), "{heads}: {split:?}");
+                    let tiled = policy.tiled(TensorType::F16, heads);
+                    assert!(heads.together().any(|n| n == tiled), "{heads}: {tiled}");
+                }
+            }
+        }
     }
 
     #[test]

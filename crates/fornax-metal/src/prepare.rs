@@ -17,7 +17,7 @@ use crate::library;
 use crate::policy::Policy;
 
 mod append;
-mod attention;
+pub(crate) mod attention;
 mod calls;
 mod choice;
 mod conv;

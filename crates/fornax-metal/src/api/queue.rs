@@ -463,7 +463,7 @@ impl Work {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(target_os = "macos")))]
 mod tests {
     use super::super::Setup;
     use super::*;

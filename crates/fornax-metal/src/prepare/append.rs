@@ -4,13 +4,14 @@
 
 use fornax_plan::{KvRef, Linear, Op, Result, RopePairs, ValueId};
 
+use super::attention::heads_of;
 use super::lower::{Entry, ONE, ROWS};
 use super::{Builder, KV_BLOCK};
 use crate::args::{AppendArgs, JoinedArgs};
 use crate::encode::{Axis, Extent, Place};
 use crate::hazard::Access::{Read, Write};
 use crate::library::{entry, pieced, typed};
-use crate::policy::{self, APPEND_SIMDS, MATVEC_ROWS};
+use crate::policy::{self, APPEND_SIMDS, MATVEC_ROWS, Shares};
 
 /// The four ops that become two dispatches.
 struct Found<'a> {
@@ -62,9 +63,8 @@ impl Builder<'_> {
             return Ok(false);
         };
         let group = &self.plan.kv[found.kv.group as usize];
-        let width = group.k_width.max(group.v_width);
-        let together = self.policy.heads_together(heads / group.heads, width);
-        let splits = policy::joined_splits(heads / together);
+        let shares = self.policy.append(self.kv_type, heads_of(heads, group));
+        let Shares { together, splits } = shares;
         // Rows begin on sixteen bytes.
         let part = (heads * splits * (group.v_width + 2)).next_multiple_of(4);
         let parts = self.stage("shares of attention", MATVEC_ROWS as usize * part as usize)?;

@@ -1,6 +1,6 @@
 //! Rotation, the append and attention as dispatches. It knows no product.
 
-use fornax_plan::{KvRef, Op, Result, RopePairs, ValueId, WeightId};
+use fornax_plan::{KvGroup, KvRef, Op, Result, RopePairs, ValueId, WeightId};
 
 use super::lower::{Entry, ONE, ROWS, elements, whole};
 use super::{Builder, KV_BLOCK};
@@ -8,13 +8,17 @@ use crate::args::RopeWriteArgs;
 use crate::encode::{Axis, Extent, Place};
 use crate::hazard::Access::{Read, Write};
 use crate::library::{entry, pieced};
-use crate::policy::{self, SPLIT_ROWS};
+use crate::policy::{self, Heads, SPLIT_ROWS, Shares, TILE_ROWS};
 use crate::work::Work;
 
-/// Rows of a threadgroup of the attention of many.
-const TILE_ROWS: u32 = 8;
 /// Elements of a head that a simdgroup holds.
 pub(super) const HEAD_WIDTH_MAX: u32 = 256;
+
+/// A group's heads beside so many of queries.
+pub(crate) fn heads_of(heads: u32, group: &KvGroup) -> Heads {
+    let KvGroup { heads: kv_heads, k_width, v_width, .. } = *group;
+    Heads { heads, kv_heads, k_width, v_width }
+}
 
 impl Builder<'_> {
     pub(super) fn lower_rope(
@@ -97,16 +101,17 @@ impl Builder<'_> {
         };
         let group = &self.plan.kv[kv.group as usize];
         // The shares of a row follow from its position alone where they may not follow from the pool.
+        let of = heads_of(heads, group);
+        let Shares { together, splits } =
+            self.policy.split(self.kv_type, of, self.shape.stride as u32);
         let (splits, few) = match self.deterministic {
             true => (policy::SPLITS_FIXED, 1..=u32::MAX),
-            false => (policy::splits(self.shape.stride as u32), 1..=SPLIT_ROWS),
+            false => (splits, 1..=SPLIT_ROWS),
         };
         let Some(((common, constants), pools)) = self.attention_call(op, splits) else {
             return Ok(());
         };
         let pools = Some(pools);
-        let width = group.k_width.max(group.v_width);
-        let together = self.policy.heads_together(heads / group.heads, width);
         let each = vec![together, group.k_width.div_ceil(32), group.v_width.div_ceil(32)];
         let part = (heads * splits * (group.v_width + 2)) as usize;
         let rows = self.rows_max.min(*few.end() as usize);
@@ -137,7 +142,7 @@ impl Builder<'_> {
         let name = entry("attention_tiled", self.kv_type);
         let mut args = common;
         args.extend([self.optional(sinks), self.value(out, Write)]);
-        let together = policy::heads_tiled(heads / group.heads, width);
+        let together = self.policy.tiled(self.kv_type, of);
         let axes = [Axis::Fixed(heads / together), Axis::RowsBy(TILE_ROWS), ONE];
         let own = pieced(&[together, each[1], each[2]], 1);
         let when = SPLIT_ROWS + 1..=u32::MAX;

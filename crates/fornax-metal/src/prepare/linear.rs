@@ -10,11 +10,8 @@ use crate::args::QkvArgs;
 use crate::encode::{Axis, Extent, Place};
 use crate::hazard::Access::{Read, Write};
 use crate::library::typed;
-use crate::policy::{MATVEC_ROWS, SMALL_ROWS, Tile};
+use crate::policy::{MANY_ROWS, MATVEC_ROWS, Tile};
 use crate::work::Work;
-
-/// Rows of a threadgroup of the product of many.
-const MANY_ROWS: u32 = 32;
 
 impl Builder<'_> {
     /// A product, for the rows of `when`: vectors, then small matrices, then tiles.
@@ -45,15 +42,16 @@ impl Builder<'_> {
         if self.deterministic {
             return Ok(());
         }
+        let small_rows = self.policy.small_rows(ty, outs, cols);
         let [small, tiled] = ["matmul_small", "matmul_tiled"].map(|name| typed(name, &[ty], &[]));
         let few = Entry {
-            when: MATVEC_ROWS + 1..=SMALL_ROWS,
+            when: MATVEC_ROWS + 1..=small_rows,
             constants: small.1,
             work,
             ..whole(&small.0, [Axis::Fixed(outs.div_ceil(8)), Axis::RowsBy(16), ONE], 128)
         };
         let many = Entry {
-            when: SMALL_ROWS + 1..=u32::MAX,
+            when: small_rows + 1..=u32::MAX,
             constants: tiled.1,
             work,
             parts: Some(MANY_ROWS),
