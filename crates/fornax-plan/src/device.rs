@@ -225,6 +225,12 @@ pub trait Device {
         None
     }
 
+    /// How much of [`Device::memory_free`] a program may take that nobody gave a size: less where
+    /// others live on the same memory.
+    fn memory_unasked(&self) -> Option<u64> {
+        self.memory_free()
+    }
+
     /// Everything about this plan and these limits that the device does not do; empty if it
     /// can run them.
     fn supports(&self, plan: &Plan, limits: &Limits) -> Vec<Refusal>;
