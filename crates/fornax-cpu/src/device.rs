@@ -134,6 +134,14 @@ impl Device for CpuDevice {
         }
     }
 
+    fn memory_free(&self) -> Option<u64> {
+        crate::memory::free()
+    }
+
+    fn memory_unasked(&self) -> Option<u64> {
+        crate::memory::unasked()
+    }
+
     fn supports(&self, plan: &Plan, limits: &Limits) -> Vec<Refusal> {
         let mut refusals = Vec::new();
         let mut refuse = |what: String, why: String, help: &str| {

@@ -16,6 +16,7 @@ pub mod isa;
 mod kv;
 mod long_blocks;
 mod matrix;
+mod memory;
 mod moe;
 mod ops;
 mod pool;
