@@ -1,7 +1,10 @@
 //! What a device's pipelines do not take: narrower variants, then other kernels, then a refusal by name at load.
 
 use fornax_gguf::TensorType;
-use fornax_metal::{Family, MetalDevice};
+use fornax_metal::Family;
+#[cfg(not(target_os = "macos"))]
+use fornax_metal::MetalDevice;
+#[cfg(not(target_os = "macos"))]
 use fornax_plan::Device;
 use fornax_plan::conformance;
 

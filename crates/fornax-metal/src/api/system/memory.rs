@@ -14,7 +14,7 @@ use objc2_foundation::NSString;
 use objc2_metal::{MTLBuffer, MTLDevice, MTLResource, MTLResourceOptions};
 
 use super::{Gpu, Object};
-use crate::api::memory::{PAGE, window};
+use crate::api::memory::{NOTHING_BYTES, PAGE, window};
 
 /// A buffer of the GPU's.
 #[derive(Clone, Debug)]
@@ -71,8 +71,8 @@ impl Buffer {
 impl Gpu {
     /// Shared memory, zeroed; its hazards between command buffers are the system's business.
     pub(in crate::api) fn buffer(&self, label: &str, bytes: usize) -> Result<Buffer> {
-        // None may be empty.
-        let bytes = bytes.max(16);
+        // None may be empty, or shorter than an element that a kernel points to.
+        let bytes = bytes.max(NOTHING_BYTES);
         self.room(label, bytes)?;
         let options = MTLResourceOptions::StorageModeShared;
         let object = autoreleasepool(|_| {
@@ -99,13 +99,14 @@ impl Gpu {
             return Ok((buffer.clone(), offset - start));
         }
         let pages = window(map.len(), self.device.maxBufferLength(), offset..offset + len);
-        let wrapped = pages.as_ref().map(|pages| self.room("weights", pages.len()));
-        if let (Some(pages), Some(Ok(()))) = (pages, wrapped)
-            && let Some(object) = self.over(map, pages.clone())
-        {
-            let buffer = self.taken(object, pages.len())?;
-            known.push((Arc::clone(map), pages.start, buffer.clone()));
-            return Ok((buffer, offset - pages.start));
+        if let Some(pages) = pages {
+            // Copies would fit no better, and would be found too many one by one.
+            self.room("weights", pages.len())?;
+            if let Some(object) = self.over(map, pages.clone()) {
+                let buffer = self.taken(object, pages.len())?;
+                known.push((Arc::clone(map), pages.start, buffer.clone()));
+                return Ok((buffer, offset - pages.start));
+            }
         }
         // Some virtual machines wrap nothing, and a map may lie where nothing can be wrapped.
         let copy = self.copied(&map.bytes()[offset..offset + len])?;

@@ -9,9 +9,10 @@ use objc2::available;
 use objc2::rc::autoreleasepool;
 use objc2::runtime::ProtocolObject;
 use objc2_metal::{
-    MTLBarrierScope, MTLCommandBuffer, MTLCommandBufferDescriptor, MTLCommandBufferErrorOption,
-    MTLCommandBufferStatus, MTLCommandEncoder, MTLCommandQueue, MTLComputeCommandEncoder,
-    MTLDevice, MTLDispatchType, MTLGPUFamily, MTLResidencySet, MTLResidencySetDescriptor, MTLSize,
+    MTLBarrierScope, MTLBuffer, MTLCommandBuffer, MTLCommandBufferDescriptor,
+    MTLCommandBufferErrorOption, MTLCommandBufferStatus, MTLCommandEncoder, MTLCommandQueue,
+    MTLComputeCommandEncoder, MTLDevice, MTLDispatchType, MTLGPUFamily, MTLResidencySet,
+    MTLResidencySetDescriptor, MTLSize,
 };
 
 use super::{Buffer, Gpu, Object, text};
@@ -160,6 +161,19 @@ impl Drop for Ending<'_> {
     }
 }
 
+/// What an encoder has bound: it stays bound from dispatch to dispatch.
+#[derive(Default)]
+struct Bound([Option<(usize, usize)>; SLOTS]);
+
+impl Bound {
+    /// Notes a buffer and an offset; false where they are there already.
+    fn changes(&mut self, slot: usize, buffer: &Buffer, at: usize) -> bool {
+        let object: *const ProtocolObject<dyn MTLBuffer> = &raw const **buffer.object();
+        let now = Some((object.addr(), at));
+        std::mem::replace(&mut self.0[slot], now) != now
+    }
+}
+
 impl Queue {
     /// Encodes and commits all parts.
     pub(in crate::api) fn commit(
@@ -247,12 +261,15 @@ impl Queue {
         let encoder = encoder.ok_or_else(|| other("the system gives no encoder".into()))?;
         {
             let ending = Ending(&encoder);
+            let mut there = Bound::default();
             // A command buffer begins behind the one before it.
             let begun = entries.iter().skip_while(|e| matches!(e, Entry::Barrier));
             for entry in begun {
                 match entry {
                     Entry::Barrier => ending.0.memoryBarrierWithScope(MTLBarrierScope::Buffers),
-                    Entry::Dispatch(d) => self.dispatch(ending.0, memory, recording, d)?,
+                    Entry::Dispatch(d) => {
+                        self.dispatch(ending.0, &mut there, memory, recording, d)?;
+                    }
                 }
             }
         }
@@ -263,6 +280,7 @@ impl Queue {
     fn dispatch(
         &self,
         encoder: &ProtocolObject<dyn MTLComputeCommandEncoder>,
+        there: &mut Bound,
         memory: &Memory,
         recording: &Recording,
         d: &Dispatch,
@@ -281,12 +299,17 @@ impl Queue {
                     return Err(other(format!("argument {slot} is no memory of the system's")));
                 }
             };
+            // Most that is not there stays so from dispatch to dispatch.
+            if !there.changes(slot, buffer, at) {
+                continue;
+            }
             // SAFETY: the recording has checked slot and range; the memory outlives the commands, which are waited for
             // before it goes, and command buffers retain what they bind.
             unsafe { encoder.setBuffer_offset_atIndex(Some(buffer.object()), at, slot) };
         }
         let words = recording.words(d);
         if let Some(first) = words.first() {
+            there.0[args.len()] = None;
             // SAFETY: the words are copied before the call returns, and are at most 4 KiB.
             unsafe {
                 encoder.setBytes_length_atIndex(
