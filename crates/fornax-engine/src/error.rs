@@ -61,6 +61,11 @@ impl Error {
         Error::new(Kind::Deadline, "the request ran out of time")
     }
 
+    /// Something that does not fit what is free.
+    pub(crate) fn out_of_memory(message: impl Into<String>) -> Error {
+        Error::new(Kind::OutOfMemory, message)
+    }
+
     /// A sequence that outgrew the pool though nothing else runs.
     pub(crate) fn no_room() -> Error {
         Error::new(Kind::OutOfMemory, "the pool of keys and values has no room for the request")

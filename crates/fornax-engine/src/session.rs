@@ -25,11 +25,15 @@ pub struct SessionOptions {
     pub kv_type: KvType,
     /// The activation form; the device's own where absent.
     pub act: Option<ActMode>,
+    /// The same numbers however the sequence is cut into steps, on devices where that costs
+    /// something; one that cannot give them refuses.
+    pub deterministic: bool,
 }
 
 impl Default for SessionOptions {
     fn default() -> SessionOptions {
-        SessionOptions { context: None, chunk: 256, kv_type: KvType::F16, act: None }
+        let (kv_type, act) = (KvType::F16, None);
+        SessionOptions { context: None, chunk: 256, kv_type, act, deterministic: false }
     }
 }
 
@@ -158,6 +162,7 @@ impl Session {
             kv_blocks: blocks,
             kv_type: options.kv_type,
             act: options.act,
+            deterministic: options.deterministic,
             ..Limits::default()
         };
         let program = device.prepare(plan, &limits)?;

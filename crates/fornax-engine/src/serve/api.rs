@@ -21,9 +21,11 @@ pub struct ServeOptions {
     pub max_queue: usize,
     /// Positions of one request: prompt and generated tokens.
     pub context: u32,
-    /// Positions of the whole pool of keys and values; where absent, room for `max_running`
-    /// contexts within 2 GiB, and for one context at least.
+    /// Positions of the whole pool of keys and values.
     pub kv_tokens: Option<u64>,
+    /// The same in bytes. Where neither is given: room for `max_running` contexts, within what the
+    /// device says that may be taken, less the weights; 2 GiB where it says nothing.
+    pub kv_bytes: Option<u64>,
     /// How keys and values are stored.
     pub kv_type: KvType,
     /// The activation form; the device's own where absent.
@@ -40,7 +42,7 @@ pub struct ServeOptions {
     /// Guess continuations from what is there already and verify them, while it pays.
     pub speculate: bool,
     /// Ask for the same ids whatever runs beside a request, on devices where that costs
-    /// something. The CPU always gives them.
+    /// something; one that cannot give them refuses. The CPU always does.
     pub deterministic: bool,
 }
 
@@ -51,6 +53,7 @@ impl Default for ServeOptions {
             max_queue: 1024,
             context: 4096,
             kv_tokens: None,
+            kv_bytes: None,
             kv_type: KvType::F16,
             act: None,
             step_rows: 512,
@@ -293,6 +296,8 @@ pub struct Stats {
     pub accepted: u64,
     /// Steps run.
     pub steps: u64,
+    /// How many of them were handed over while the step before still ran.
+    pub steps_ahead: u64,
     /// Rows of the last step.
     pub last_rows: u32,
     /// When the last step ended; the start of the engine before the first.
@@ -324,6 +329,7 @@ impl Stats {
             drafted: 0,
             accepted: 0,
             steps: 0,
+            steps_ahead: 0,
             last_rows: 0,
             last_step: now,
             last_step_ms: 0.0,

@@ -12,7 +12,7 @@ use std::sync::{
 use std::time::Duration;
 use std::time::Instant;
 
-use fornax_plan::{Cmd, Plan, Program, SeqStep, SlotId, StepOutput, TokenId, Tokens, Want};
+use fornax_plan::{Cmd, Plan, Program, SeqStep, SlotId, StepOutput, Ticket, TokenId, Tokens, Want};
 
 use super::api::{Finish, RequestId, Stats, Update};
 use super::choose::Chooser;
@@ -39,6 +39,8 @@ pub(crate) struct Rules {
     pub(crate) busy_ms: f64,
     pub(crate) idle_ms: f64,
     pub(crate) speculate: bool,
+    /// Hand over a step while the one before it runs, where its tokens need not be known.
+    pub(crate) ahead: bool,
 }
 
 /// Where time comes from.
@@ -93,6 +95,8 @@ pub(crate) struct Core {
     pub(super) picks: Vec<Pick>,
     pub(super) wants: Vec<(std::ops::Range<u32>, Want)>,
     pub(super) out: StepOutput,
+    /// The step that was handed over behind it.
+    pub(super) next: Next,
     pub(super) guess: Vec<TokenId>,
     copies: Vec<CopyOf>,
     pub(super) state: Vec<f32>,
@@ -103,6 +107,15 @@ pub(crate) struct Core {
     over: Vec<Box<Seq>>,
     /// Memory for those that wait for a twin.
     put_off: Vec<Box<Seq>>,
+}
+
+/// A step that was handed over while the one before it ran, and goes on from the tokens that the
+/// device chose there. As long as there is one, nobody joins or leaves and no block is taken back.
+#[derive(Default)]
+pub(super) struct Next {
+    ticket: Option<Ticket>,
+    pub(super) picks: Vec<Pick>,
+    pub(super) wants: Vec<(std::ops::Range<u32>, Want)>,
 }
 
 /// Requests at the head of the queue that may wait for a twin while others pass.
@@ -134,6 +147,7 @@ impl Core {
             picks: Vec::new(),
             wants: Vec::new(),
             out: StepOutput::default(),
+            next: Next::default(),
             guess: Vec::new(),
             copies: Vec::new(),
             state: Vec::new(),
@@ -176,6 +190,7 @@ impl Core {
 
     /// Ends every request with the same word.
     pub(crate) fn end_all(&mut self, how: impl Fn() -> End) {
+        self.forget_next();
         for mut seq in std::mem::take(&mut self.waiting).into_values() {
             seq.finish(how());
             self.over.push(seq);
@@ -234,28 +249,40 @@ impl Core {
         Ok(())
     }
 
-    /// One turn: ends what is over, lets in what fits, runs one step and hands out its results.
+    /// One turn: ends what is over, lets in what fits, runs one step and hands out its results. A
+    /// step that was handed over the turn before takes the place of a new one.
     ///
     /// # Errors
     /// What made the device useless; every request has to be ended then.
     pub(crate) fn turn(&mut self) -> Result<Turn, Error> {
         self.expire();
-        self.sweep();
-        self.admit()?;
-        self.schedule()?;
-        if self.picks.is_empty() {
-            self.sweep();
-            return Ok(if self.over.is_empty() { Turn::Idle } else { Turn::Worked });
-        }
+        let ticket = match self.next.ticket.take() {
+            Some(ticket) => {
+                std::mem::swap(&mut self.picks, &mut self.next.picks);
+                std::mem::swap(&mut self.wants, &mut self.next.wants);
+                Ok(ticket)
+            }
+            None => {
+                self.sweep();
+                self.admit()?;
+                self.schedule()?;
+                if self.picks.is_empty() {
+                    self.sweep();
+                    return Ok(if self.over.is_empty() { Turn::Idle } else { Turn::Worked });
+                }
+                self.stats.step_since = Some(self.clock.now());
+                self.submit()
+            }
+        };
         self.stats.kv_blocks_peak = self.stats.kv_blocks_peak.max(self.kv.usage().0);
-        let began = self.clock.now();
-        self.stats.step_since = Some(began);
-        let ran = self.run();
-        let ms = self.clock.now().duration_since(began).as_secs_f64() * 1e3;
-        self.stats.step_since = None;
-        self.stats.last_step = self.clock.now();
-        self.stats.last_step_ms = ms as f32;
-        self.stats.steps += 1;
+        let ran = match ticket {
+            Ok(ticket) => {
+                self.go_ahead();
+                self.program.wait(ticket, &mut self.out)
+            }
+            Err(e) => Err(e),
+        };
+        let ms = self.note_step();
         match ran {
             Ok(()) => {
                 let work = self.work();
@@ -264,10 +291,52 @@ impl Core {
                 self.hand_out()?;
             }
             Err(e) if e.is_lost() => return Err(e.into()),
-            Err(e) => self.suspect(&e),
+            Err(e) => {
+                self.forget_next();
+                self.suspect(&e);
+            }
         }
-        self.sweep();
+        if self.next.ticket.is_none() {
+            self.sweep();
+        }
         Ok(Turn::Worked)
+    }
+
+    /// Counts the step that has just ended; gives its milliseconds. One that was handed over behind
+    /// it began now.
+    fn note_step(&mut self) -> f64 {
+        let now = self.clock.now();
+        let began = self.stats.step_since.unwrap_or(now);
+        let ms = now.duration_since(began).as_secs_f64() * 1e3;
+        self.stats.step_since = self.next.ticket.map(|_| now);
+        self.stats.last_step = now;
+        self.stats.last_step_ms = ms as f32;
+        self.stats.steps += 1;
+        ms
+    }
+
+    /// Hands over the step after the one under way, where it needs no token that is not known.
+    fn go_ahead(&mut self) {
+        if !self.schedule_next() {
+            return;
+        }
+        std::mem::swap(&mut self.picks, &mut self.next.picks);
+        std::mem::swap(&mut self.wants, &mut self.next.wants);
+        // What cannot be handed over now is scheduled anew when this step has ended; if the device
+        // is lost, that step says so.
+        self.next.ticket = self.submit().ok();
+        std::mem::swap(&mut self.picks, &mut self.next.picks);
+        std::mem::swap(&mut self.wants, &mut self.next.wants);
+        self.stats.steps_ahead += u64::from(self.next.ticket.is_some());
+    }
+
+    /// Waits for the step that was handed over ahead, and uses nothing of it.
+    fn forget_next(&mut self) {
+        if let Some(ticket) = self.next.ticket.take() {
+            // It fails with the step before it, or yields what nobody wants any more.
+            drop(self.program.wait(ticket, &mut self.out));
+            self.stats.step_since = None;
+        }
     }
 
     /// What the picks of this step come to.
@@ -275,8 +344,8 @@ impl Core {
         self.picks.iter().fold(Work { rows: 0.0, seen: 0.0 }, |sum, p| sum.with(p.rows, p.pos))
     }
 
-    /// Submits the picks and waits for them.
-    fn run(&mut self) -> fornax_plan::Result<()> {
+    /// Hands the picks over.
+    fn submit(&mut self) -> fornax_plan::Result<Ticket> {
         let mut tables: Vec<[&[fornax_plan::BlockId]; GROUPS_MAX]> =
             reuse(std::mem::take(&mut self.tables));
         for pick in &self.picks {
@@ -290,11 +359,14 @@ impl Core {
         let mut steps: Vec<SeqStep<'_>> = reuse(std::mem::take(&mut self.steps));
         for (pick, tables) in self.picks.iter().zip(&tables) {
             let seq = &self.running[pick.at];
-            let from = seq.computed;
+            let tokens = match pick.follows {
+                true => Tokens::Last { draft: &[] },
+                false => Tokens::Host(&seq.tokens[pick.pos..pick.pos + pick.rows]),
+            };
             steps.push(SeqStep {
                 slot: seq.slot.unwrap_or(SlotId(0)),
-                tokens: Tokens::Host(&seq.tokens[from..from + pick.rows]),
-                pos: from as u32,
+                tokens,
+                pos: pick.pos as u32,
                 tables: &tables[..self.groups],
                 wants: &self.wants[pick.wants.clone()],
                 sample: Some(seq.sample),
@@ -303,10 +375,9 @@ impl Core {
             });
         }
         let ticket = self.program.submit(&steps);
-        let ran = ticket.and_then(|t| self.program.wait(t, &mut self.out));
         self.steps = reuse(steps);
         self.tables = reuse(tables);
-        ran
+        ticket
     }
 
     /// A step failed without naming a sequence: each of its sequences runs alone until it has

@@ -9,20 +9,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use fornax_plan::{Device, Limits, Plan};
+use fornax_plan::Device;
 
 use super::api::{Finish, Generation, Publish, Refused, RequestId, ServeOptions, Stats};
-use super::core::{Clock, Core, GROUPS_MAX, Rules, Turn};
+use super::core::{Clock, Core, Turn};
 use super::request::{End, Reply, Seq};
+use super::size::size;
 use crate::error::{Error, Result};
-use crate::kv::KvRules;
 use crate::model::Model;
-use crate::speculate::DRAFT_MAX;
-
-/// Bytes of keys and values that a pool takes when nothing is said.
-const POOL_BYTES: u64 = 2 << 30;
-/// Bytes of saved states that the prefix cache keeps.
-const STATE_BYTES: usize = 64 << 20;
 
 /// The batching engine.
 #[derive(Debug)]
@@ -82,7 +76,8 @@ impl Engine {
     /// Prepares the model on the device and starts the engine's one thread.
     ///
     /// # Errors
-    /// `is_unsupported` for what the device does not do, by name; `is_out_of_memory`.
+    /// `is_unsupported` for what the device does not do, by name; `is_out_of_memory` where keys and
+    /// values do not fit, with the bytes.
     #[allow(clippy::needless_pass_by_value, reason = "options are made for one engine")]
     pub fn start(
         model: Arc<Model>,
@@ -118,71 +113,6 @@ impl Engine {
             .map_err(|e| Error::device(format!("starting the engine's thread: {e}")))?;
         *locked(&shared.thread) = Some(thread);
         Ok(EngineHandle { inbox, shared, model })
-    }
-}
-
-/// Sizes of everything that is decided at the start.
-fn size(plan: &Plan, device: &dyn Device, options: &ServeOptions) -> Result<(Limits, Rules)> {
-    if plan.kv.len() > GROUPS_MAX {
-        return Err(Error::unsupported(format!(
-            "starting the engine: the model's layers have {} kinds of key/value cache, expected at \
-             most {GROUPS_MAX}",
-            plan.kv.len()
-        )));
-    }
-    let slots = options.max_running.clamp(1, 4096);
-    let context = options.context.max(1) as usize;
-    let info = device.info();
-    let block = info.kv_block.max(1) as usize;
-    let tokens = options.kv_tokens.unwrap_or_else(|| {
-        let each = kv_bytes(plan, options).max(1);
-        (slots as u64 * context as u64).min(POOL_BYTES / each).max(context as u64)
-    });
-    let blocks = u32::try_from(tokens.div_ceil(block as u64).max(1)).unwrap_or(u32::MAX);
-    let rows = (options.step_rows.max(1) as usize).max(slots).min(context.max(slots));
-    let wanted = rows.min(slots.max(4 * (DRAFT_MAX + 1)));
-    let state: usize = plan.states.iter().map(|s| 4 * s.len as usize).sum();
-    let limits = Limits {
-        slots: slots as u32,
-        rows: rows as u32,
-        wanted: wanted as u32,
-        kv_blocks: blocks,
-        kv_type: options.kv_type,
-        act: options.act,
-        chain: 1,
-        ..Limits::default()
-    };
-    let states = (STATE_BYTES / state.max(1)).clamp(4, 4096);
-    let rules = Rules {
-        slots,
-        context,
-        rows,
-        wanted,
-        kv: KvRules {
-            block,
-            blocks,
-            rows,
-            cache: options.prefix_cache,
-            states: (!plan.states.is_empty()).then_some(states),
-        },
-        busy_ms: f64::from(options.step_ms_busy),
-        idle_ms: f64::from(options.step_ms_idle),
-        speculate: options.speculate,
-    };
-    Ok((limits, rules))
-}
-
-/// Bytes of keys and values of one token, in all groups.
-fn kv_bytes(plan: &Plan, options: &ServeOptions) -> u64 {
-    let elements = plan
-        .kv
-        .iter()
-        .map(|g| g.layers.len() as u64 * u64::from(g.heads) * u64::from(g.k_width + g.v_width));
-    let elements: u64 = elements.sum();
-    match options.kv_type {
-        fornax_plan::KvType::F32 => elements * 4,
-        fornax_plan::KvType::F16 => elements * 2,
-        fornax_plan::KvType::Q8_0 => elements * 34 / 32,
     }
 }
 
@@ -336,7 +266,15 @@ impl Loop {
 
     /// Takes in what has come and runs one step; false when the engine is to end.
     fn turn(&mut self) -> Result<bool> {
-        if !self.listen() {
+        let idle = self.core.is_idle();
+        let go_on = self.listen();
+        if idle && !self.core.is_idle() {
+            // Told before the step: it may be one that never comes back.
+            let mut stats = self.core.stats();
+            stats.step_since = Some(Instant::now());
+            *locked(&self.shared.stats) = stats;
+        }
+        if !go_on {
             self.core.end_all(|| End::Finished(Finish::Cancelled));
             self.publish_stats();
             self.core.tell_over();

@@ -13,6 +13,7 @@ mod results;
 mod schedule;
 #[cfg(test)]
 mod simulate;
+mod size;
 
 pub use api::{
     Constraint, Done, Finish, Generation, Pooling, Publish, Refused, RequestId, ServeOptions,

@@ -34,6 +34,8 @@ pub(crate) struct Pick {
     pub(crate) ends: bool,
     /// Whether it is part of a prompt.
     pub(crate) is_prompt: bool,
+    /// Whether its token is the one that the device chooses in the step before.
+    pub(crate) follows: bool,
 }
 
 impl Work {
@@ -234,7 +236,76 @@ impl Core {
             wants: start..self.wants.len(),
             ends,
             is_prompt: !seq.decodes(),
+            follows: false,
         });
+    }
+
+    /// Fills `next` with the step after the one in `picks`, which runs; false where there is to be
+    /// none: where somebody could join or leave, or a token has to be known first.
+    pub(super) fn schedule_next(&mut self) -> bool {
+        self.next.picks.clear();
+        self.next.wants.clear();
+        let may_join = match (self.waiting.first_key_value(), self.running.last()) {
+            (Some((rank, _)), Some(last)) => !self.free_slots.is_empty() || last.rank().0 > rank.0,
+            (waits, _) => waits.is_some(),
+        };
+        if !self.rules.ahead || may_join || self.picks.len() != self.running.len() {
+            return false;
+        }
+        let chunk = self.kv.chunk();
+        let saves = self.stateful && self.kv.saves_states();
+        let simple = |p: &Pick| {
+            let seq = &self.running[p.at];
+            let goes_on = p.ends && seq.end.is_none() && seq.wants_token();
+            // A state is read where a chunk ends, before anything else changes it.
+            let read = saves && (p.pos + p.rows).is_multiple_of(chunk);
+            goes_on && !seq.on_host() && !seq.suspect && seq.drafted == 0 && !read
+        };
+        if !self.picks.iter().all(simple) || self.rules.speculate && self.would_guess() {
+            return false;
+        }
+        for i in 0..self.picks.len() {
+            let at = self.picks[i].at;
+            let seq = &mut self.running[at];
+            let pos = seq.tokens.len();
+            // With the token under way it has as many as it may.
+            if pos + 1 >= seq.most {
+                continue;
+            }
+            if !self.kv.ensure(&mut seq.table, pos + 1) {
+                return false;
+            }
+            let start = self.next.wants.len();
+            self.next.wants.push((0..1, Want::Token { logprob: seq.logprobs.is_some() }));
+            let wants = start..start + 1;
+            let pick =
+                Pick { at, pos, rows: 1, wants, ends: true, is_prompt: false, follows: true };
+            self.next.picks.push(pick);
+        }
+        !self.next.picks.is_empty()
+    }
+
+    /// Whether any of the running would guess ahead now.
+    fn would_guess(&mut self) -> bool {
+        let yield_rate = self.picks.len() as f64 / self.cost.predict(self.work()).max(1e-6);
+        (0..self.picks.len()).any(|i| self.guesses(i, DRAFT_MAX, yield_rate))
+    }
+
+    /// Puts the guess of a pick's sequence into `guess`, if that pays and there is one.
+    fn guesses(&mut self, i: usize, most: usize, yield_rate: f64) -> bool {
+        let Pick { at, pos, .. } = self.picks[i];
+        let seq = &mut self.running[at];
+        let room = (seq.most - seq.tokens.len()).saturating_sub(1);
+        let most = most.min(room);
+        self.guess.clear();
+        if most == 0 || seq.on_host() || !seq.wants_token() {
+            return false;
+        }
+        let worth = f64::from(seq.record.worth());
+        if worth > yield_rate * self.cost.row(pos as f64) {
+            look_up(&seq.tokens, most, &mut self.guess);
+        }
+        !self.guess.is_empty()
     }
 
     /// Lets decoding sequences guess ahead while that pays: a guessed token must be likelier to
@@ -247,22 +318,13 @@ impl Core {
         let alone = self.work();
         let yield_rate = self.picks.len() as f64 / self.cost.predict(alone).max(1e-6);
         for i in 0..self.picks.len() {
-            let Pick { at, pos, rows, .. } = self.picks[i];
+            let Pick { at, rows, .. } = self.picks[i];
             let (rows_left, wanted_left) = self.left();
+            let most = DRAFT_MAX.min(rows_left).min(wanted_left);
+            if rows != 1 || !self.guesses(i, most, yield_rate) {
+                continue;
+            }
             let seq = &mut self.running[at];
-            let room = (seq.most - seq.tokens.len()).saturating_sub(1);
-            let most = DRAFT_MAX.min(rows_left).min(wanted_left).min(room);
-            if most == 0 || rows != 1 || seq.on_host() || !seq.wants_token() {
-                continue;
-            }
-            let worth = f64::from(seq.record.worth());
-            if worth <= yield_rate * self.cost.row(pos as f64) {
-                continue;
-            }
-            look_up(&seq.tokens, most, &mut self.guess);
-            if self.guess.is_empty() {
-                continue;
-            }
             let positions = seq.tokens.len() + self.guess.len();
             if !self.kv.ensure(&mut seq.table, positions) {
                 continue;

@@ -121,6 +121,7 @@ impl Simulation {
             busy_ms: 3.0,
             idle_ms: 10.0,
             speculate: !rng.one_in(4),
+            ahead: !rng.one_in(3),
         };
         let oracle = Oracle::new(shape.clone());
         let (program, plan) = device::program(shape, &rules, clock.clone());
@@ -353,6 +354,7 @@ struct Summary {
     preemptions: u64,
     hits: u64,
     accepted: u64,
+    ahead: u64,
 }
 
 fn run(seed: u64, turns: usize) -> Summary {
@@ -382,6 +384,7 @@ fn run(seed: u64, turns: usize) -> Summary {
         preemptions: stats.preemptions,
         hits: stats.prefix_hits,
         accepted: stats.accepted,
+        ahead: stats.steps_ahead,
     }
 }
 
@@ -396,10 +399,12 @@ fn run_all(seeds: std::ops::Range<u64>, turns: usize) -> Summary {
         all.preemptions += s.preemptions;
         all.hits += s.hits;
         all.accepted += s.accepted;
+        all.ahead += s.ahead;
     }
     println!("{all:?}");
-    let Summary { ends, preemptions, hits, accepted, .. } = all;
-    assert!(ends.iter().all(|n| *n > 0) && preemptions > 0 && hits > 0 && accepted > 0, "{all:?}");
+    let Summary { ends, preemptions, hits, accepted, ahead, .. } = all;
+    assert!(ends.iter().all(|n| *n > 0) && preemptions > 0 && hits > 0, "{all:?}");
+    assert!(accepted > 0 && ahead > 0, "{all:?}");
     all
 }
 

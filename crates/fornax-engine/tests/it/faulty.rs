@@ -17,6 +17,8 @@ use crate::serve::{channel_of, collect, cpu, model};
 enum Fault {
     Lost,
     Panic,
+    /// Does not come back from a step until good ones are allowed.
+    Stuck,
     /// Fails any step that holds this token.
     Token(u32),
 }
@@ -75,6 +77,9 @@ impl Program for FaultyProgram {
 
     fn wait(&mut self, ticket: Ticket, out: &mut StepOutput) -> Result<()> {
         self.inner.wait(ticket, out)?;
+        while self.fault == Fault::Stuck && self.good.load(Ordering::Relaxed) == 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         if self.failed {
             return Err(Error::malformed("sampling: no usable logit at position 3"));
         }
@@ -137,6 +142,28 @@ fn a_lost_device_or_a_panic_ends_all_requests_and_is_told() {
         assert!(why.contains(word), "{why}");
         engine.shutdown(Duration::ZERO);
     }
+}
+
+#[test]
+fn a_step_that_does_not_come_back_is_seen_from_outside() {
+    let device = faulty(Fault::Stuck, 0);
+    let good = Arc::clone(&device.good);
+    let engine = Engine::start(model("llama3-q8_0"), &device, ServeOptions::default()).unwrap();
+    assert!(engine.stats().step_since.is_none());
+    let (publish, updates) = channel_of();
+    engine.submit(Generation::new([1, 2, 3], 2), publish).unwrap();
+    let patience = Instant::now() + Duration::from_secs(60);
+    // Its very first step: nothing was told after the engine had nothing to do.
+    while engine.stats().step_since.is_none() {
+        assert!(Instant::now() < patience, "{:?}", engine.stats());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let stats = engine.stats();
+    assert_eq!((stats.running + stats.waiting, stats.steps), (1, 0), "{stats:?}");
+    good.store(1000, Ordering::Relaxed);
+    assert_eq!(collect(&updates).tokens.len(), 2);
+    let stats = engine.stats();
+    assert_eq!((stats.running + stats.waiting, stats.step_since), (0, None), "{stats:?}");
 }
 
 #[test]

@@ -371,10 +371,10 @@ fn a_constraint_is_kept_or_the_request_fails() {
 }
 
 #[test]
-fn thousands_of_short_requests_are_each_answered_once() {
-    let options = ServeOptions { max_queue: 5000, ..ServeOptions::default() };
+fn ten_thousand_short_requests_are_each_answered_once() {
+    let options = ServeOptions { max_queue: 10_000, ..ServeOptions::default() };
     let engine = start("llama3-q8_0", options);
-    let open: Vec<_> = (0..3000u32)
+    let open: Vec<_> = (0..10_000u32)
         .map(|i| {
             let (publish, updates) = channel_of();
             engine.submit(Generation::new([1 + i % 90, 2, 3], 1 + i % 3), publish).unwrap();

@@ -11,8 +11,12 @@ use fornax_plan::{KvType, TokenId};
 use crate::fixture::Fixture;
 
 fn session(f: &Fixture, kv_block: u32, context: u32) -> Session {
-    let options =
-        SessionOptions { context: Some(context), chunk: 7, kv_type: KvType::F32, act: None };
+    let options = SessionOptions {
+        context: Some(context),
+        chunk: 7,
+        kv_type: KvType::F32,
+        ..SessionOptions::default()
+    };
     Session::new(&ReferenceDevice { kv_block, ..Default::default() }, &f.plan, &options).unwrap()
 }
 

@@ -2,6 +2,7 @@
 //! the cells that it may see. And the oracle, which computes the same from the tokens alone.
 
 use std::cell::Cell;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -144,6 +145,19 @@ struct Null {
     clock: Arc<AtomicU64>,
     done: StepOutput,
     failed: bool,
+    /// By slot: the token chosen last.
+    last: Vec<Option<TokenId>>,
+    /// Steps that were handed over, the oldest first.
+    under_way: VecDeque<Step>,
+    tickets: u64,
+}
+
+/// A step under way: it is computed when it is handed over, and told when it is waited for.
+struct Step {
+    ticket: Ticket,
+    out: StepOutput,
+    failed: bool,
+    ns: u64,
 }
 
 pub(super) fn program(
@@ -176,6 +190,9 @@ pub(super) fn program(
         clock,
         done: StepOutput::default(),
         failed: false,
+        last: vec![None; rules.slots],
+        under_way: VecDeque::new(),
+        tickets: 0,
     };
     (Box::new(null), plan)
 }
@@ -187,8 +204,18 @@ impl Null {
         block.ix() * self.shape.block + pos % self.shape.block
     }
 
-    fn answer(&mut self, ix: u32, seq: &SeqStep<'_>) {
-        let Tokens::Host(tokens) = seq.tokens else { panic!("the engine feeds tokens itself") };
+    /// The tokens of a step, and the one that was chosen last where it follows.
+    fn tokens(&self, seq: &SeqStep<'_>) -> Vec<TokenId> {
+        match seq.tokens {
+            Tokens::Host(tokens) => tokens.to_vec(),
+            Tokens::Last { draft } => {
+                let last = self.last[seq.slot.ix()].expect("a token was chosen in this slot");
+                [&[last], draft].concat()
+            }
+        }
+    }
+
+    fn answer(&mut self, ix: u32, seq: &SeqStep<'_>, tokens: &[TokenId]) {
         let from = seq.pos as usize;
         for (i, token) in tokens.iter().enumerate() {
             let pos = from + i;
@@ -260,19 +287,20 @@ impl Program for Null {
         assert!(rows <= self.rules.rows, "{rows} rows of {}", self.rules.rows);
         let wanted: usize = step.iter().flat_map(|s| s.wants).map(|(r, _)| r.len()).sum();
         assert!(wanted <= self.rules.wanted, "{wanted} wanted rows of {}", self.rules.wanted);
-        self.clock.fetch_add(1_000_000 + 50_000 * rows as u64, Ordering::Relaxed);
+        assert!(self.under_way.len() < if self.rules.ahead { 2 } else { 1 }, "too many tickets");
         self.done.clear();
-        self.failed = false;
+        // What runs behind a failed step fails with it.
+        self.failed = self.under_way.iter().any(|s| s.failed);
+        let tokens: Vec<Vec<TokenId>> = step.iter().map(|s| self.tokens(s)).collect();
         for (ix, seq) in step.iter().enumerate() {
             assert!(step[..ix].iter().all(|s| s.slot != seq.slot), "a slot twice");
-            let Tokens::Host(tokens) = seq.tokens else { panic!("the engine feeds tokens itself") };
             let mut from = 0;
             for (range, _) in seq.wants {
                 assert!(from <= range.start && range.start < range.end, "{:?}", seq.wants);
-                assert!(range.end as usize <= tokens.len(), "{:?}", seq.wants);
+                assert!(range.end as usize <= tokens[ix].len(), "{:?}", seq.wants);
                 from = range.end;
             }
-            for (i, token) in tokens.iter().enumerate() {
+            for (i, token) in tokens[ix].iter().enumerate() {
                 let pos = seq.pos as usize + i;
                 for g in 0..self.pools.len() {
                     let cell = self.cell(seq.tables[g], pos);
@@ -281,29 +309,42 @@ impl Program for Null {
             }
         }
         for (ix, seq) in step.iter().enumerate() {
-            self.answer(ix as u32, seq);
+            let before = self.done.tokens.len();
+            self.answer(ix as u32, seq, &tokens[ix]);
+            // A token that the host chooses is not known here.
+            let chosen = self.done.tokens[before..].last().map(|t| t.token);
+            self.last[seq.slot.ix()] = chosen;
         }
-        Ok(Ticket(1))
+        self.tickets += 1;
+        let ticket = Ticket(self.tickets);
+        let (out, failed) = (std::mem::take(&mut self.done), self.failed);
+        let ns = 1_000_000 + 50_000 * rows as u64;
+        self.under_way.push_back(Step { ticket, out, failed, ns });
+        Ok(ticket)
     }
 
     fn poll(&mut self, _: &Ticket, _: &mut StepOutput) -> Result<Progress> {
         unreachable!("the engine waits")
     }
 
-    fn wait(&mut self, _: Ticket, out: &mut StepOutput) -> Result<()> {
+    fn wait(&mut self, ticket: Ticket, out: &mut StepOutput) -> Result<()> {
+        let step = self.under_way.pop_front().expect("a step under way");
+        assert_eq!(step.ticket, ticket, "steps are waited for in their order");
+        self.clock.fetch_add(step.ns, Ordering::Relaxed);
         if LOST.with(Cell::get) {
             return Err(Error::lost("null: unplugged"));
         }
-        if self.failed {
+        if step.failed {
             return Err(Error::malformed("null: a row had no usable logit"));
         }
-        out.clone_from(&self.done);
+        out.clone_from(&step.out);
         Ok(())
     }
 
     fn stop(&mut self, _: SlotId) {}
 
     fn command(&mut self, command: Cmd<'_>) -> Result<()> {
+        assert!(self.under_way.is_empty(), "it would run after a step that is ahead of the engine");
         match command {
             Cmd::CopyBlock { group, from, to } => {
                 let (n, pool) = (self.shape.block, &mut self.pools[group as usize]);

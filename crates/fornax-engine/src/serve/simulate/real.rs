@@ -45,6 +45,7 @@ fn answers(name: &str, prompts: &[Vec<TokenId>], speculate: bool) -> (Vec<Vec<To
         busy_ms: 30.0,
         idle_ms: 250.0,
         speculate,
+        ahead: false,
     };
     let program = device.prepare(&plan, &limits).unwrap();
     let clock = Clock::Told(Instant::now(), Arc::new(AtomicU64::new(0)));
