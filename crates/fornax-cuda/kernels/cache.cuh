@@ -10,12 +10,6 @@ __device__ inline u64 place_of(const u32* table, u32 pos) {
     return (u64)__ldg(table + pos / KV_BLOCK) * KV_BLOCK + pos % KV_BLOCK;
 }
 
-__device__ inline Vec4 global16(const void* p) {
-    Vec4 v;
-    asm volatile("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
-    return v;
-}
-
 // Element i of a pool of `all` elements. `put` is called by whole warps for 32 neighbours.
 struct KvF32 {
     __device__ static void put(u8* pool, u64 all, u64 i, float v) { ((float*)pool)[i] = v; }

@@ -55,6 +55,15 @@ __device__ inline void mma_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+__device__ inline Vec4 global16(const void* p) {
+    Vec4 v;
+    asm volatile("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+}
+__device__ inline void put_global16(void* p, const Vec4& v) {
+    asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+
 // Two floats as halves, the first low.
 __device__ inline u32 halves(float low, float high) {
     u32 r;

@@ -19,6 +19,24 @@ __device__ inline void barrier_wait(u32 at, u32 parity) {
 __device__ inline void copy_bulk(u32 to, const void* from, u32 bytes, u32 barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
+// Two blocks that run side by side and reach into one another's shared memory.
+__device__ inline u32 rank_of_two() {
+    u32 r;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+    return r;
+}
+__device__ inline void both_meet() { asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+// Bytes that arrive in both, at the same place, and are counted by the barrier of each.
+__device__ inline void copy_bulk_both(u32 to, const void* from, u32 bytes, u32 barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(to), "l"(from),
+                 "r"(bytes), "r"(barrier), "h"((u16)3)
+                 : "memory");
+}
+// An arrival at the barrier of block `rank`, which is at `at` in each.
+__device__ inline void barrier_arrive_at(u32 at, u32 rank) {
+    asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }" ::"r"(at), "r"(rank)
+                 : "memory");
+}
 
 // Rows of 128 bytes, swizzled by their low three bits, eight rows a kilobyte.
 __device__ inline u64 describe(u32 at) { return (u64)((at & 0x3ffff) >> 4) | (u64)1 << 16 | (u64)64 << 32 | (u64)1 << 62; }

@@ -1,9 +1,10 @@
 // Attention of sequences that give a step one row or a few: decoding in batches, and drafts.
 //
 // A block takes one KV head of one sequence and one part of its context, for all rows and query heads that share the
-// head, 16 at most: they are the rows of the tensor cores' products. Warps take 16 keys at a time, straight from the
-// paged cache to registers: the columns of a product may come in any order, so a lane's 16 bytes are what it needs. Where
-// parts end depends on the length of the context alone; several are put together by the last block to finish.
+// head, eight at most: they are the columns of the tensor cores' products, whose rows are keys, then elements of values.
+// Warps take 16 keys at a time, straight from the paged cache to registers: the terms of a product may come in any order,
+// so a lane's 16 bytes are what it needs. Where parts end depends on the length of the context alone; several are put
+// together by the last block to finish.
 #include "../cache.cuh"
 #include "../tiles.cuh"
 
@@ -12,7 +13,7 @@
 #define Kv KvF16
 #endif
 
-static const u32 THREADS = 128, WARPS = THREADS / 32, SLOTS = 16;
+static const u32 THREADS = 128, WARPS = THREADS / 32, SLOTS = 8;
 static const u32 CHUNKS = (DIM + 31) / 32, GROUPS = (DIM + 63) / 64;
 static const float LOG2E = 1.44269504f, NOTHING = -1e30f;
 // Keys of a part at least, and parts at most.
@@ -36,25 +37,30 @@ struct Job {
 __device__ inline u32 row_of(const Job& j, u32 slot) { return min(slot, j.n * j.share - 1) / j.share; }
 __device__ inline u32 head_of(const Job& j, u32 slot) { return j.kv_head * j.share + min(slot, j.n * j.share - 1) % j.share; }
 
-__device__ inline void load_queries(const FewArgs& a, const Job& j, const float* q, float factor, u32 g, u32 t, u32 (&to)[CHUNKS][2][4]) {
+// Lane (g, t) takes elements 32c + 8t … + 7 of slot g.
+__device__ inline void load_queries(const FewArgs& a, const Job& j, const float* q, float factor, u32 g, u32 t, u32 (&to)[CHUNKS][4]) {
+    const float* from = q + ((u64)(j.row + row_of(j, g)) * a.heads + head_of(j, g)) * DIM;
 #pragma unroll
-    for (u32 half = 0; half < 2; half++) {
-        u32 slot = g + 8 * half;
-        const float* from = q + ((u64)(j.row + row_of(j, slot)) * a.heads + head_of(j, slot)) * DIM;
-#pragma unroll
-        for (u32 c = 0; c < CHUNKS; c++) {
-            float4 x = {0.0f, 0.0f, 0.0f, 0.0f}, y = x;
-            if (32 * c + 8 * t < DIM) {
-                x = *(const float4*)(from + 32 * c + 8 * t);
-                y = *(const float4*)(from + 32 * c + 8 * t + 4);
-            }
-            to[c][0][half] = halves(x.x * factor, x.y * factor);
-            to[c][0][2 + half] = halves(x.z * factor, x.w * factor);
-            to[c][1][half] = halves(y.x * factor, y.y * factor);
-            to[c][1][2 + half] = halves(y.z * factor, y.w * factor);
+    for (u32 c = 0; c < CHUNKS; c++) {
+        float4 x = {0.0f, 0.0f, 0.0f, 0.0f}, y = x;
+        if (32 * c + 8 * t < DIM) {
+            x = *(const float4*)(from + 32 * c + 8 * t);
+            y = *(const float4*)(from + 32 * c + 8 * t + 4);
         }
+        to[c][0] = halves(x.x * factor, x.y * factor);
+        to[c][1] = halves(x.z * factor, x.w * factor);
+        to[c][2] = halves(y.x * factor, y.y * factor);
+        to[c][3] = halves(y.z * factor, y.w * factor);
     }
 }
+
+// An 8 × 8 matrix of halves turned: lane (g, t) gives row g, columns 2t and 2t + 1, and gets column g.
+__device__ inline u32 turned(u32 v) {
+    u32 r;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v));
+    return r;
+}
+__device__ inline u32 word(const Vec4& v, u32 i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 
 __device__ inline u32 first_key(u32 window, u32 pos) { return window && pos + 1 > window ? pos + 1 - window : 0; }
 
@@ -95,7 +101,7 @@ __device__ inline void put(const FewArgs& a, const Result& o, float v, u32 row, 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, DIM <= 128 ? 4 : 2)
     few(FewArgs a, const float* q, const Row* rows, const u32* tables, const u8* keys, const u8* values,
         const float* sinks, float* out_rows, u8* out_bytes, float* out_scales, float* out_sums, float* means,
         float2* marks, u32* arrived) {
@@ -120,17 +126,18 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     j.parts = (end - j.from + j.part - 1) / j.part;
     if (part >= j.parts) return;
     u32 begin = j.from + part * j.part, stop = min(begin + j.part, end);
-    u32 a_q[CHUNKS][2][4];
-    load_queries(a, j, q, a.scale * (a.softcap != 0.0f ? 1.0f : LOG2E), g, t, a_q);
-    float mix[GROUPS * 8][4], top[2] = {NOTHING, NOTHING}, sum[2] = {0.0f, 0.0f};
+    u32 query[CHUNKS][4];
+    load_queries(a, j, q, a.scale * (a.softcap != 0.0f ? 1.0f : LOG2E), g, t, query);
+    // Of slots 2t and 2t + 1.
+    float mix[GROUPS * 4][4], top[2] = {NOTHING, NOTHING}, sum[2] = {0.0f, 0.0f};
 #pragma unroll
-    for (u32 i = 0; i < GROUPS * 8; i++)
+    for (u32 i = 0; i < GROUPS * 4; i++)
 #pragma unroll
         for (u32 k = 0; k < 4; k++) mix[i][k] = 0.0f;
     u32 last[2], first[2];
 #pragma unroll
     for (u32 h = 0; h < 2; h++) {
-        last[h] = j.pos + row_of(j, g + 8 * h);
+        last[h] = j.pos + row_of(j, 2 * t + h);
         first[h] = first_key(a.window, last[h]);
     }
     u32 width = a.kv_heads * DIM;
@@ -139,10 +146,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (u32 base = begin + warp * 16; base < stop; base += WARPS * 16) {
         // Sixteen keys are of one block of the cache; those behind the last are read as the last, and count for nothing.
         u64 place = place_of(j.table, base);
+        u32 most = stop - 1 - base;
         Vec4 k[2][CHUNKS], v[4][GROUPS];
 #pragma unroll
         for (u32 i = 0; i < 2; i++) {
-            u64 at = (place + min(8 * i + g, stop - 1 - base)) * width + j.kv_head * DIM;
+            u64 at = (place + min(8 * i + g, most)) * width + j.kv_head * DIM;
 #pragma unroll
             for (u32 c = 0; c < CHUNKS; c++) {
                 k[i][c] = {0, 0, 0, 0};
@@ -151,75 +159,68 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
-            u64 at = (place + min(2 * t + (i & 1) + (i / 2) * 8, stop - 1 - base)) * width + j.kv_head * DIM;
+            u64 at = (place + min(2 * t + (i & 1) + (i / 2) * 8, most)) * width + j.kv_head * DIM;
 #pragma unroll
             for (u32 c = 0; c < GROUPS; c++) {
                 v[i][c] = {0, 0, 0, 0};
                 if (64 * c + 8 * g < DIM) v[i][c] = Kv::eight(values, elements, at + 64 * c + 8 * g);
             }
         }
-        float s[2][4] = {};
+        // Scores of keys g and g + 8 for slots 2t and 2t + 1.
+        float s[4] = {};
 #pragma unroll
-        for (u32 i = 0; i < 2; i++)
-#pragma unroll
-            for (u32 c = 0; c < CHUNKS; c++) {
-                mma_f16(s[i], a_q[c][0], k[i][c].x, k[i][c].y);
-                mma_f16(s[i], a_q[c][1], k[i][c].z, k[i][c].w);
-            }
-        u32 p[4];
+        for (u32 c = 0; c < CHUNKS; c++) {
+            u32 x[4] = {k[0][c].x, k[1][c].x, k[0][c].y, k[1][c].y}, y[4] = {k[0][c].z, k[1][c].z, k[0][c].w, k[1][c].w};
+            mma_f16(s, x, query[c][0], query[c][1]);
+            mma_f16(s, y, query[c][2], query[c][3]);
+        }
+        float keep[2];
 #pragma unroll
         for (u32 h = 0; h < 2; h++) {
             float high = top[h];
 #pragma unroll
-            for (u32 i = 0; i < 4; i++) {
-                float& x = s[i / 2][2 * h + i % 2];
-                u32 key = base + i / 2 * 8 + 2 * t + i % 2;
+            for (u32 i = 0; i < 2; i++) {
+                float& x = s[2 * i + h];
+                u32 key = base + 8 * i + g;
                 if (a.softcap != 0.0f) x = a.softcap * tanhf(x / a.softcap) * LOG2E;
                 if (key > last[h] || key < first[h] || key >= stop) x = negative_infinity();
                 high = fmaxf(high, x);
             }
-            high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 1));
-            high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 2));
-            float keep = power2(top[h] - high);
+#pragma unroll
+            for (u32 d = 4; d < 32; d *= 2) high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, d));
+            keep[h] = power2(top[h] - high);
             top[h] = high;
-            sum[h] *= keep;
-#pragma unroll
-            for (u32 i = 0; i < 4; i++) {
-                float& x = s[i / 2][2 * h + i % 2];
-                x = power2(x - high);
-                sum[h] += x;
-            }
-#pragma unroll
-            for (u32 i = 0; i < GROUPS * 8; i++) {
-                mix[i][2 * h] *= keep;
-                mix[i][2 * h + 1] *= keep;
-            }
-            p[h] = halves(s[0][2 * h], s[0][2 * h + 1]);
-            p[2 + h] = halves(s[1][2 * h], s[1][2 * h + 1]);
+            s[h] = power2(s[h] - high);
+            s[2 + h] = power2(s[2 + h] - high);
+            sum[h] = sum[h] * keep[h] + s[h] + s[2 + h];
         }
+#pragma unroll
+        for (u32 i = 0; i < GROUPS * 4; i++)
+#pragma unroll
+            for (u32 n = 0; n < 4; n++) mix[i][n] *= keep[n % 2];
+        u32 p0 = turned(halves(s[0], s[1])), p1 = turned(halves(s[2], s[3]));
 #pragma unroll
         for (u32 c = 0; c < GROUPS; c++)
 #pragma unroll
-            for (u32 i = 0; i < 8; i++) {
-                u32 pick = i & 1 ? 0x7632 : 0x5410;
-                auto word = [&](const Vec4& x) { return i / 2 == 0 ? x.x : i / 2 == 1 ? x.y : i / 2 == 2 ? x.z : x.w; };
-                mma_f16(mix[c * 8 + i], p, __byte_perm(word(v[0][c]), word(v[1][c]), pick), __byte_perm(word(v[2][c]), word(v[3][c]), pick));
+            for (u32 i = 0; i < 4; i++) {
+                // Rows g and g + 8 are elements 64c + 8g + 2i and the one behind it.
+                u32 a0 = word(v[0][c], i), a1 = word(v[1][c], i), b0 = word(v[2][c], i), b1 = word(v[3][c], i);
+                u32 x[4] = {__byte_perm(a0, a1, 0x5410), __byte_perm(a0, a1, 0x7632), __byte_perm(b0, b1, 0x5410), __byte_perm(b0, b1, 0x7632)};
+                mma_f16(mix[4 * c + i], x, p0, p1);
             }
     }
 #pragma unroll
     for (u32 h = 0; h < 2; h++) {
-        sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], 1);
-        sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], 2);
-        u32 slot = g + 8 * h;
-        if (t == 0) tops[warp][slot] = top[h], all[warp][slot] = sum[h];
+#pragma unroll
+        for (u32 d = 4; d < 32; d *= 2) sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], d);
+        u32 slot = 2 * t + h;
+        if (g == 0) tops[warp][slot] = top[h], all[warp][slot] = sum[h];
         if (slot >= j.n * j.share) continue;
 #pragma unroll
-        for (u32 i = 0; i < GROUPS * 8; i++)
-#pragma unroll
-            for (u32 k = 0; k < 2; k++) {
-                u32 e = i / 8 * 64 + 8 * (2 * t + k) + i % 8;
-                if (e < DIM) mixes[(warp * SLOTS + slot) * DIM + e] = mix[i][2 * h + k];
-            }
+        for (u32 i = 0; i < GROUPS * 4; i++) {
+            u32 e = i / 4 * 64 + 8 * g + 2 * (i % 4);
+            if (e < DIM) *(float2*)(mixes + (warp * SLOTS + slot) * DIM + e) = {mix[i][h], mix[i][2 + h]};
+        }
     }
     __syncthreads();
     Result o = {out_rows, out_bytes, out_scales, out_sums};

@@ -11,9 +11,10 @@
 #define TOKENS 64
 #define WIDE 1
 #define STAGES 4
+#define THREADS_AT_ONCE 256
 #endif
 
-static const u32 THREADS = 256, WARPS = THREADS / 32, DEEP = WARPS / WIDE, OUTS = 32 * WIDE, STEP = 8, COLUMNS = TOKENS / 8;
+static const u32 THREADS = THREADS_AT_ONCE, WARPS = THREADS / 32, DEEP = WARPS / WIDE, OUTS = 32 * WIDE, STEP = 8, COLUMNS = TOKENS / 8;
 // Outputs as they are; gated pairs; gated pairs, rounded for the next product.
 static const u32 EPI_ROWS = 0, EPI_ROUND = 2;
 
@@ -35,21 +36,27 @@ struct Space {
 
 __device__ inline u32 swizzled(u32 row, u32 part) { return row * 128 + ((part ^ (row & 7)) << 4); }
 
+// The threads' shares of `count` items, as many for each but at the end.
+#define EACH_ITEM(i, count)                                                                                            \
+    _Pragma("unroll") for (u32 k = 0; k < ((count) + THREADS - 1) / THREADS; k++)                                      \
+        if (u32 i = threadIdx.x + k * THREADS; (count) % THREADS == 0 || i < (count))
+
 // Copies plane A, or the second half of Q8_0: 16 bytes a block.
 __device__ inline void copy_plane(u32 to, const u8* plane, u32 first, u32 outs, u32 nb, u32 from) {
-    for (u32 i = threadIdx.x; i < OUTS * STEP; i += THREADS) {
+    EACH_ITEM(i, OUTS * STEP) {
         u32 row = i / STEP, b = i % STEP;
         bool there = first + row < outs && from + b < nb;
-        u64 blk = there ? (u64)(first + row) * nb + from + b : 0;
-        copy16_if(to + swizzled(row, b), plane + blk * 16, there);
+        u32 blk = there ? (first + row) * nb + from + b : 0;
+        copy16_if(to + swizzled(row, b), plane + (u64)blk * 16, there);
     }
 }
-// Copies `words` words a row from `plane` + row · row_bytes + at; those from `end` on are zero.
-__device__ inline void copy_words(u32 to, u32 step, const u8* plane, u64 row_bytes, u32 at, u32 words, u32 end, u32 first, u32 outs) {
-    for (u32 i = threadIdx.x; i < OUTS * words; i += THREADS) {
-        u32 row = i / words, w = i % words;
+// Copies `WORDS` words a row from `plane` + row · row_bytes + at to rows of STRIDE bytes; those from `end` on are zero.
+template <u32 WORDS, u32 STRIDE>
+__device__ inline void copy_words(u32 to, const u8* plane, u32 row_bytes, u32 at, u32 end, u32 first, u32 outs) {
+    EACH_ITEM(i, OUTS * WORDS) {
+        u32 row = i / WORDS, w = i % WORDS;
         bool there = first + row < outs && at + 4 * w < end;
-        copy4_if(to + row * step + w * 4, there ? plane + (u64)(first + row) * row_bytes + at + 4 * w : plane, there);
+        copy4_if(to + row * STRIDE + w * 4, there ? plane + (u64)(first + row) * row_bytes + (at + 4 * w) : plane, there);
     }
 }
 
@@ -133,7 +140,7 @@ struct M_Q8_0 : Space<128, 0, 16> {
     __device__ static void copy(u32 to, const Matrix& m) {
         copy_plane(to, m.w, m.first, m.outs, m.nb, m.from);
         copy_plane(to + B_AT, m.w + m.blocks() * 16, m.first, m.outs, m.nb, m.from);
-        copy_words(to + S_AT, 16, m.w + m.blocks() * 32, m.even() * 2, m.from * 2, 4, m.nb * 2, m.first, m.outs);
+        copy_words<4, 16>(to + S_AT, m.w + m.blocks() * 32, m.even() * 2, m.from * 2, m.nb * 2, m.first, m.outs);
     }
     __device__ static Pair fragments(const Spot& s) {
         Pair p;
@@ -149,7 +156,7 @@ struct M_Q4_0 : Space<0, 0, 16> {
     static const bool MINS = false, TWO = false;
     __device__ static void copy(u32 to, const Matrix& m) {
         copy_plane(to, m.w, m.first, m.outs, m.nb, m.from);
-        copy_words(to + S_AT, 16, m.w + m.blocks() * 16, m.even() * 2, m.from * 2, 4, m.nb * 2, m.first, m.outs);
+        copy_words<4, 16>(to + S_AT, m.w + m.blocks() * 16, m.even() * 2, m.from * 2, m.nb * 2, m.first, m.outs);
     }
     __device__ static Pair fragments(const Spot& s) {
         Pair p = nibbles(s);
@@ -164,8 +171,8 @@ struct M_Q5_0 : Space<0, 32, 16> {
     static const bool MINS = false, TWO = false;
     __device__ static void copy(u32 to, const Matrix& m) {
         copy_plane(to, m.w, m.first, m.outs, m.nb, m.from);
-        copy_words(to + H_AT, 32, m.w + m.blocks() * 16, m.nb * 4, m.from * 4, 8, m.nb * 4, m.first, m.outs);
-        copy_words(to + S_AT, 16, m.w + m.blocks() * 20, m.even() * 2, m.from * 2, 4, m.nb * 2, m.first, m.outs);
+        copy_words<8, 32>(to + H_AT, m.w + m.blocks() * 16, m.nb * 4, m.from * 4, m.nb * 4, m.first, m.outs);
+        copy_words<4, 16>(to + S_AT, m.w + m.blocks() * 20, m.even() * 2, m.from * 2, m.nb * 2, m.first, m.outs);
     }
     __device__ static Pair fragments(const Spot& s) {
         Pair p = nibbles(s);
@@ -181,7 +188,7 @@ struct M_Q4_1 : Space<0, 0, 32> {
     static const bool MINS = true, TWO = false;
     __device__ static void copy(u32 to, const Matrix& m) {
         copy_plane(to, m.w, m.first, m.outs, m.nb, m.from);
-        copy_words(to + S_AT, 32, m.w + m.blocks() * 16, m.nb * 4, m.from * 4, 8, m.nb * 4, m.first, m.outs);
+        copy_words<8, 32>(to + S_AT, m.w + m.blocks() * 16, m.nb * 4, m.from * 4, m.nb * 4, m.first, m.outs);
     }
     __device__ static Pair fragments(const Spot& s) { return nibbles(s); }
     __device__ static void scales(const Spot& s, float (&d)[4], float (&m)[4]) { two_scales(s, S_AT, d, m); }
@@ -191,8 +198,8 @@ struct M_Q5_1 : Space<0, 32, 32> {
     static const bool MINS = true, TWO = false;
     __device__ static void copy(u32 to, const Matrix& m) {
         copy_plane(to, m.w, m.first, m.outs, m.nb, m.from);
-        copy_words(to + H_AT, 32, m.w + m.blocks() * 16, m.nb * 4, m.from * 4, 8, m.nb * 4, m.first, m.outs);
-        copy_words(to + S_AT, 32, m.w + m.blocks() * 20, m.nb * 4, m.from * 4, 8, m.nb * 4, m.first, m.outs);
+        copy_words<8, 32>(to + H_AT, m.w + m.blocks() * 16, m.nb * 4, m.from * 4, m.nb * 4, m.first, m.outs);
+        copy_words<8, 32>(to + S_AT, m.w + m.blocks() * 20, m.nb * 4, m.from * 4, m.nb * 4, m.first, m.outs);
     }
     __device__ static Pair fragments(const Spot& s) {
         Pair p = nibbles(s);
@@ -206,7 +213,7 @@ struct M_Q4_K : Space<0, 0, 16> {
     static const bool MINS = true, TWO = false;
     __device__ static void copy(u32 to, const Matrix& m) {
         copy_plane(to, m.w, m.first, m.outs, m.nb, m.from);
-        copy_words(to + S_AT, 16, m.w + m.blocks() * 16, m.nb * 2, m.from * 2, 4, m.nb * 2, m.first, m.outs);
+        copy_words<4, 16>(to + S_AT, m.w + m.blocks() * 16, m.nb * 2, m.from * 2, m.nb * 2, m.first, m.outs);
     }
     __device__ static Pair fragments(const Spot& s) { return nibbles(s); }
     __device__ static void scales(const Spot& s, float (&d)[4], float (&m)[4]) { header_scales(s, S_AT, d, m); }
@@ -216,8 +223,8 @@ struct M_Q5_K : Space<0, 32, 16> {
     static const bool MINS = true, TWO = false;
     __device__ static void copy(u32 to, const Matrix& m) {
         copy_plane(to, m.w, m.first, m.outs, m.nb, m.from);
-        copy_words(to + H_AT, 32, m.w + m.blocks() * 16, m.nb * 4, m.from * 4, 8, m.nb * 4, m.first, m.outs);
-        copy_words(to + S_AT, 16, m.w + m.blocks() * 20, m.nb * 2, m.from * 2, 4, m.nb * 2, m.first, m.outs);
+        copy_words<8, 32>(to + H_AT, m.w + m.blocks() * 16, m.nb * 4, m.from * 4, m.nb * 4, m.first, m.outs);
+        copy_words<4, 16>(to + S_AT, m.w + m.blocks() * 20, m.nb * 2, m.from * 2, m.nb * 2, m.first, m.outs);
     }
     __device__ static Pair fragments(const Spot& s) {
         Pair p = nibbles(s);
@@ -232,11 +239,11 @@ struct M_Q6_K : Space<0, 64, 32> {
     static const bool MINS = false, TWO = true;
     __device__ static void copy(u32 to, const Matrix& m) {
         copy_plane(to, m.w, m.first, m.outs, m.nb, m.from);
-        copy_words(to + H_AT, 64, m.w + m.blocks() * 16, m.nb * 8, m.from * 8, 16, m.nb * 8, m.first, m.outs);
-        copy_words(to + S_AT, 32, m.w + m.blocks() * 24, m.nb * 2, m.from * 2, 4, m.nb * 2, m.first, m.outs);
+        copy_words<16, 64>(to + H_AT, m.w + m.blocks() * 16, m.nb * 8, m.from * 8, m.nb * 8, m.first, m.outs);
+        copy_words<4, 32>(to + S_AT, m.w + m.blocks() * 24, m.nb * 2, m.from * 2, m.nb * 2, m.first, m.outs);
         // One half for eight blocks, the second of its word for every other step.
         u32 supers = m.nb / 8, row_bytes = 2 * (supers + (supers & 1)), at = m.from / 8 * 2 & ~3u;
-        copy_words(to + S_AT + 16, 32, m.w + m.blocks() * 26, row_bytes, at, 1, row_bytes, m.first, m.outs);
+        copy_words<1, 32>(to + S_AT + 16, m.w + m.blocks() * 26, row_bytes, at, row_bytes, m.first, m.outs);
         if (threadIdx.x < OUTS) asm volatile("st.shared.u32 [%0], %1;" ::"r"(to + S_AT + threadIdx.x * 32 + 20), "r"(m.from / 8 & 1) : "memory");
     }
     __device__ static Pair fragments(const Spot& s) {
@@ -265,7 +272,7 @@ struct M_MXFP4 : Space<0, 0, 8> {
     __device__ static void copy(u32 to, const Matrix& m) {
         copy_plane(to, m.w, m.first, m.outs, m.nb, m.from);
         u32 row_bytes = m.nb + (-m.nb & 3);
-        copy_words(to + S_AT, 8, m.w + m.blocks() * 16, row_bytes, m.from, 2, m.nb, m.first, m.outs);
+        copy_words<2, 8>(to + S_AT, m.w + m.blocks() * 16, row_bytes, m.from, m.nb, m.first, m.outs);
     }
     __device__ static Pair fragments(const Spot& s) {
         Pair p = nibbles(s);
@@ -281,16 +288,16 @@ struct M_MXFP4 : Space<0, 0, 8> {
 // Numbers, scales and sums of the rows of a step.
 template <class W>
 __device__ inline void copy_rows(u32 to, const ProductArgs& a, const u8* x, const float* scales, const float* sums, u32 first, u32 from) {
-    for (u32 i = threadIdx.x; i < TOKENS * 16; i += THREADS) {
+    EACH_ITEM(i, TOKENS * 16) {
         u32 row = i / 16, part = i % 16;
         bool there = first + row < a.rows && from + part / 2 < a.nb;
-        u64 at = there ? (u64)(a.base + first + row) * a.nb * 32 + from * 32 + part * 16 : 0;
-        copy16_if(to + W::X_AT + row * 256 + ((part ^ (row & 7)) << 4), x + at, there);
+        u32 at = there ? (a.base + first + row) * a.nb * 2 + from * 2 + part : 0;
+        copy16_if(to + W::X_AT + row * 256 + ((part ^ (row & 7)) << 4), x + (u64)at * 16, there);
     }
-    for (u32 i = threadIdx.x; i < STEP * TOKENS / 4; i += THREADS) {
+    EACH_ITEM(i, STEP * TOKENS / 4) {
         u32 b = i / (TOKENS / 4), row = i % (TOKENS / 4) * 4;
         bool there = from + b < a.nb;
-        u64 at = there ? (u64)(from + b) * a.stride + a.base + first + row : 0;
+        u32 at = there ? (from + b) * a.stride + a.base + first + row : 0;
         copy16_if(to + W::D_AT + (b * TOKENS + row) * 4, scales + at, there);
         if (W::MINS) copy16_if(to + W::M_AT + (b * TOKENS + row) * 4, sums + at, there);
     }
@@ -355,6 +362,7 @@ __device__ inline void steps(const ProductArgs& a, Matrix m, u32 first, u32 room
         copies_commit();
         next++;
     };
+#pragma unroll 1
     for (u32 i = 0; i < STAGES - 1; i++) fetch();
 #pragma unroll 1
     for (u32 step = begin; step < end; step++) {
@@ -380,14 +388,9 @@ __device__ inline float gate_of(const ProductArgs& a, float g, float u) {
     return g / (1.0f + expf(-a.alpha * g)) * (u + 1.0f);
 }
 
-// What warps of one part of the outputs have, in their order.
 static const u32 PITCH = OUTS + 4;
-__device__ inline float together(const float* sums, u32 out, u32 row) {
-    float v = 0.0f;
-#pragma unroll
-    for (u32 i = 0; i < DEEP; i++) v += sums[(i * TOKENS + row) * PITCH + out];
-    return v;
-}
+// What a thread finishes: one output, or pair of outputs, of every `EVERY`th row.
+static const u32 EVERY = THREADS / OUTS, OWN = TOKENS * OUTS / THREADS, EVERY_PAIR = 2 * EVERY, OWN_PAIRS = OWN / 2;
 
 struct Places {
     const float *bias, *residual;
@@ -396,29 +399,25 @@ struct Places {
     float *scales, *sums;
 };
 
-// Output `out` of row `row`, both counted from the beginning.
-__device__ inline void put(const ProductArgs& a, const Places& p, float v, u32 out, u32 row) {
+// Output `out` of all rows of the tile that are the thread's.
+__device__ inline void put(const ProductArgs& a, const Places& p, const float (&v)[OWN], u32 out, u32 first_row, u32 rows) {
     out += a.before;
-    if (p.bias) v += p.bias[out];
-    v *= a.scale;
-    if (a.softcap != 0.0f) v = a.softcap * tanhf(v / a.softcap);
-    if (p.residual) v += p.residual[(u64)row * a.width0 + out];
-    if (out < a.cut0) {
-        p.y0[(u64)row * a.width0 + out] = v;
-    } else if (out < a.cut1) {
-        p.y1[(u64)row * a.width1 + (out - a.cut0)] = v;
-    } else {
-        p.y2[(u64)row * a.width2 + (out - a.cut1)] = v;
+    float bias = p.bias ? __ldg(p.bias + out) : 0.0f, add[OWN];
+    float* to = p.y0;
+    u32 width = a.width0, at = out, from = threadIdx.x / OUTS;
+    if (out >= a.cut1) to = p.y2, width = a.width2, at = out - a.cut1;
+    else if (out >= a.cut0) to = p.y1, width = a.width1, at = out - a.cut0;
+    // Rows of a step are fewer than 2^32 / width.
+    const float* residual = p.residual + (u64)(first_row + from) * a.width0 + out;
+#pragma unroll
+    for (u32 i = 0; i < OWN; i++) add[i] = p.residual && from + i * EVERY < rows ? residual[(u64)i * EVERY * a.width0] : 0.0f;
+    to += (u64)(first_row + from) * width + at;
+#pragma unroll
+    for (u32 i = 0; i < OWN; i++) {
+        float x = (v[i] + bias) * a.scale;
+        if (a.softcap != 0.0f) x = a.softcap * tanhf(x / a.softcap);
+        if (from + i * EVERY < rows) to[(u64)i * EVERY * width] = x + add[i];
     }
-}
-
-// A pair of outputs, gate and up.
-__device__ inline float pair(const ProductArgs& a, const Places& p, float g, float u, u32 out) {
-    if (p.bias) {
-        g += p.bias[out];
-        u += p.bias[out + 1];
-    }
-    return gate_of(a, g, u);
 }
 
 // Rounds 32 neighbouring outputs of a row to one block for the next product. A warp.
@@ -440,27 +439,26 @@ __device__ inline void round_block(const ProductArgs& a, const Places& p, float 
     p.sums[(u64)block * a.to_stride + row] = scale * (float)sum;
 }
 
-// `get` gives the sum of an output and a row of the tile.
-template <class Get>
-__device__ inline void finish(const ProductArgs& a, const Places& p, u32 first_out, u32 first_row, const Get& get) {
-    u32 rows = min(TOKENS, a.rows - first_row), outs = min(OUTS, a.outs - first_out);
-    if (a.epi == EPI_ROWS) {
-        for (u32 i = threadIdx.x; i < rows * OUTS; i += THREADS) {
-            u32 row = i / OUTS, out = i % OUTS;
-            if (out < outs) put(a, p, get(out, row), first_out + out, a.base + first_row + row);
-        }
-    } else {
-        // Whole warps stay together: 32 pairs are half of 64 outputs.
-        for (u32 i = threadIdx.x; i < rows * (OUTS / 2); i += THREADS) {
-            u32 row = i / (OUTS / 2), out = i % (OUTS / 2), at = first_out + 2 * out, to = a.base + first_row + row;
-            float v = 0.0f;
-            if (2 * out < outs) v = pair(a, p, get(2 * out, row), get(2 * out + 1, row), at);
-            if (a.epi == EPI_ROUND) {
-                round_block(a, p, v, at / 64, to, i % 32);
-            } else if (2 * out < outs) {
-                p.y0[(u64)to * a.width0 + at / 2] = v;
-            }
-        }
+// Sums of the thread's outputs to where they go.
+__device__ inline void finish_rows(const ProductArgs& a, const Places& p, const float (&v)[OWN], u32 first_out, u32 first_row) {
+    u32 out = threadIdx.x % OUTS;
+    if (first_out + out < a.outs) put(a, p, v, first_out + out, a.base + first_row, min(TOKENS, a.rows - first_row));
+}
+
+// Sums of the thread's pairs.
+__device__ inline void finish_pairs(const ProductArgs& a, const Places& p, const float (&gate)[OWN_PAIRS], const float (&up)[OWN_PAIRS], u32 first_out, u32 first_row) {
+    u32 pair = threadIdx.x % (OUTS / 2), from = threadIdx.x / (OUTS / 2), at = first_out + 2 * pair;
+    u32 rows = min(TOKENS, a.rows - first_row), to = a.base + first_row + from;
+    float2 bias = {0.0f, 0.0f};
+    if (p.bias && at < a.outs) bias = {p.bias[at], p.bias[at + 1]};
+#pragma unroll
+    for (u32 i = 0; i < OWN_PAIRS; i++) {
+        // Whole warps stay together: 32 pairs are one row's.
+        if (from + i * EVERY_PAIR >= rows) break;
+        float v = gate_of(a, gate[i] + bias.x, up[i] + bias.y);
+        u32 row = to + i * EVERY_PAIR;
+        if (a.epi == EPI_ROUND) round_block(a, p, v, at / 64, row, threadIdx.x % 32);
+        else if (at < a.outs) p.y0[(u64)row * a.width0 + at / 2] = v;
     }
 }
 
@@ -486,33 +484,52 @@ __device__ inline void product(const ProductArgs& a, const u8* w, const u8* x, c
                 have[(warp / WIDE * TOKENS + row) * PITCH + out] = acc[k][n][j];
             }
     __syncthreads();
-    auto own = [&](u32 out, u32 row) { return together(have, out, row); };
-    if (a.splits == 1) {
-        finish(a, p, first_out, first_row, own);
+    // Of all warps with the same outputs, in their order.
+    float v[OWN];
+    bool rows = a.epi == EPI_ROWS, whole = a.splits == 1;
+    // A pair is a thread's own, gate in the first half of its sums and up in the second, or an output is.
+    u32 step = rows ? EVERY : EVERY_PAIR, from = rows ? t / OUTS : t / (OUTS / 2);
+    auto out_of = [&](u32 i) { return rows ? t % OUTS : 2 * (t % (OUTS / 2)) + i / OWN_PAIRS; };
+    auto row_of = [&](u32 i) { return from + (rows ? i : i % OWN_PAIRS) * step; };
+#pragma unroll
+    for (u32 i = 0; i < OWN; i++) {
+        v[i] = 0.0f;
+#pragma unroll
+        for (u32 d = 0; d < DEEP; d++) v[i] += have[(d * TOKENS + row_of(i)) * PITCH + out_of(i)];
+    }
+    if (!whole) {
+        u32 tile = blockIdx.y * (gridDim.x / a.splits) + tile_x;
+        float* parts = partial + (u64)tile * a.splits * TOKENS * OUTS;
+#pragma unroll
+        for (u32 i = 0; i < OWN; i++) parts[(split * OWN + i) * THREADS + t] = v[i];
+        __threadfence();
+        __syncthreads();
+        if (t == 0) {
+            last = atomicAdd(arrived + tile, 1) == a.splits - 1;
+            if (last) arrived[tile] = 0;
+            __threadfence();
+        }
+        __syncthreads();
+        if (!last) return;
+#pragma unroll
+        for (u32 i = 0; i < OWN; i++) v[i] = 0.0f;
+#pragma unroll 2
+        for (u32 z = 0; z < a.splits; z++)
+#pragma unroll
+            for (u32 i = 0; i < OWN; i++) v[i] += __ldcg(parts + (z * OWN + i) * THREADS + t);
+    }
+    if (rows) {
+        finish_rows(a, p, v, first_out, first_row);
         return;
     }
-    u32 tile = blockIdx.y * (gridDim.x / a.splits) + tile_x;
-    float* parts = partial + (u64)tile * a.splits * TOKENS * OUTS;
-    for (u32 i = t; i < TOKENS * OUTS; i += THREADS) parts[split * TOKENS * OUTS + i] = own(i % OUTS, i / OUTS);
-    __threadfence();
-    __syncthreads();
-    if (t == 0) {
-        last = atomicAdd(arrived + tile, 1) == a.splits - 1;
-        if (last) arrived[tile] = 0;
-        __threadfence();
-    }
-    __syncthreads();
-    if (!last) return;
-    finish(a, p, first_out, first_row, [&](u32 out, u32 row) {
-        float v = 0.0f;
-#pragma unroll 4
-        for (u32 i = 0; i < a.splits; i++) v += __ldcg(parts + (i * TOKENS + row) * OUTS + out);
-        return v;
-    });
+    float gate[OWN_PAIRS], up[OWN_PAIRS];
+#pragma unroll
+    for (u32 i = 0; i < OWN_PAIRS; i++) gate[i] = v[i], up[i] = v[OWN_PAIRS + i];
+    finish_pairs(a, p, gate, up, first_out, first_row);
 }
 
 #define ENTRY(W, suffix, number)                                                                                       \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS)                                               \
         product_##suffix(ProductArgs a, const u8* w, const u8* x, const float* scales, const float* sums,             \
                          const float* bias, const float* residual, float* y0, float* y1, float* y2, u8* q,            \
                          float* to_scales, float* to_sums, float* partial, u32* arrived) {                            \

@@ -100,6 +100,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) halve_rows(RoundArgs a, co
             v = {halves(within_half(y.x), within_half(y.y)), halves(within_half(y.z), within_half(y.w)),
                  halves(within_half(z.x), within_half(z.y)), halves(within_half(z.z), within_half(z.w))};
         }
-        *(Vec4*)(to + tile_at(row, i * 8, all / 8)) = v;
+        put_global16(to + tile_at(row, i * 8, all / 8), v);
     }
 }

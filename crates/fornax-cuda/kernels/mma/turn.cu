@@ -1,7 +1,8 @@
 // What comes between the products and attention, for any number of rows: norms of the heads of queries and keys, rotary
 // positions, and the append of keys and values to the paged cache.
 //
-// A block takes one row, a warp one head after the other; sine and cosine of the position are made once for all heads.
+// A block takes one row (blockIdx.x) and some of its heads, a warp one head after the other; sine and cosine of the
+// position are made once for them.
 #include "../cache.cuh"
 
 struct TurnArgs {
@@ -52,7 +53,7 @@ __device__ void turn(const TurnArgs& a, const float* q, const float* k, const fl
     __syncthreads();
     u64 place = place_of(tables + (u64)r.seq * a.stride, r.pos);
     float* to = room[t / 32];
-    for (u32 item = t / 32; item < a.heads + 2 * a.kv_heads; item += WARPS) {
+    for (u32 item = blockIdx.y * WARPS + t / 32; item < a.heads + 2 * a.kv_heads; item += WARPS * gridDim.y) {
         if (item < a.heads) {
             u64 at = ((u64)row * a.heads + item) * a.dim;
             turn_head(a, q + at, q_norm, turns, lane, to);

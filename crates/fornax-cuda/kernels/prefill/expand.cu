@@ -14,7 +14,7 @@ struct Open {
     float d[2], m;
 };
 
-__device__ inline Vec4 plane(const u8* p, u64 at) { return *(const Vec4*)(p + at * 16); }
+__device__ inline Vec4 plane(const u8* p, u64 at) { return global16(p + at * 16); }
 __device__ inline void same(Open& o, float d, float m) { o.d[0] = o.d[1] = d, o.m = m; }
 __device__ inline void nibbles(Open& o, const Where& p) {
     Vec4 v = plane(p.w, p.blk);
@@ -28,7 +28,7 @@ __device__ inline void fifth_bits(Open& o, const Where& p) {
 }
 __device__ inline void header(Open& o, const u8* headers, u32 blk) {
     P_Q4_K k;
-    k.header(*(const Vec4*)(headers + (u64)(blk & ~7u) * 2), blk & 7);
+    k.header(global16(headers + (u64)(blk & ~7u) * 2), blk & 7);
     same(o, k.d, -k.m);
 }
 
@@ -132,7 +132,7 @@ __device__ void expand(const ExpandArgs& a, const u8* w, u8* to, int less) {
 #pragma unroll
         for (u32 k = 0; k < 8; k++) f[k] = fmaf((float)((int)(signed char)(words[k / 4] >> 8 * (k % 4)) - less), o.d[i / 2], o.m);
         Vec4 v = {halves(f[0], f[1]), halves(f[2], f[3]), halves(f[4], f[5]), halves(f[6], f[7])};
-        *(Vec4*)(out + ((b % 2 * 4 + i) ^ (row & 7)) * 16) = v;
+        put_global16(out + ((b % 2 * 4 + i) ^ (row & 7)) * 16, v);
     }
 }
 

@@ -13,7 +13,7 @@
 #define Kv KvF16
 #endif
 
-static const u32 THREADS = 128, SLOTS = 64, SPAN = SLOTS / SHARE, FEW = 16 / SHARE;
+static const u32 THREADS = 128, SLOTS = 64, SPAN = SLOTS / SHARE, FEW = 8 / SHARE;
 static const u32 PITCH = DIM * 2 + 16, PLANE = KV_BLOCK * PITCH, STEPS = DIM / 16;
 static const float LOG2E = 1.44269504f, NOTHING = -1e30f;
 
@@ -98,13 +98,13 @@ __device__ inline void put_row(const ManyArgs& a, const Result& o, const float (
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, DIM <= 128 ? 3 : 1)
     many(ManyArgs a, const float* q, const Row* rows, const u32* tables, const u8* keys, const u8* values,
          const float* sinks, float* out_rows, u8* out_bytes, float* out_scales, float* out_sums) {
     extern __shared__ __align__(128) u8 room[];
     __shared__ Row span[SPAN];
     u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
-    u32 kv_head = blockIdx.y, base = (gridDim.x - 1 - blockIdx.x) * SPAN, n = min(SPAN, a.rows - base);
+    u32 kv_head = blockIdx.x, base = (gridDim.y - 1 - blockIdx.y) * SPAN, n = min(SPAN, a.rows - base);
     if (thread < n) span[thread] = rows[base + thread];
     __syncthreads();
     float factor = a.scale * (a.softcap != 0.0f ? 1.0f : LOG2E);
@@ -152,18 +152,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             u64 place = (u64)__ldg(table + which) * KV_BLOCK;
             u32 filled = last_pos + 1 - which * KV_BLOCK;
             fetch(memory + at * 2 * PLANE, keys, elements, place, filled, a.kv_heads, kv_head);
-            if (Kv::PLAIN) copies_commit();
             fetch(memory + at * 2 * PLANE + PLANE, values, elements, place, filled, a.kv_heads, kv_head);
             if (Kv::PLAIN) copies_commit();
         };
+        __syncthreads();
         fetch_page(page, 0);
 #pragma unroll 1
         for (; page <= end; page++, ring ^= 1) {
+            if (Kv::PLAIN) copies_wait<0>();
+            __syncthreads();
             // The page before is no longer read: its place takes the next one.
             if (page < end) fetch_page(page + 1, ring ^ 1);
-            else if (Kv::PLAIN) copies_commit(), copies_commit();
-            if (Kv::PLAIN) copies_wait<3>();
-            __syncthreads();
             u32 k_at = memory + ring * 2 * PLANE, v_at = k_at + PLANE;
             float s[8][4];
 #pragma unroll
@@ -209,14 +208,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                     more += x;
                 }
                 sum[h] = sum[h] * keep + more;
+                if (__any_sync(0xffffffffu, keep != 1.0f)) {
 #pragma unroll
-                for (u32 i = 0; i < DIM / 8; i++) {
-                    mix[i][2 * h] *= keep;
-                    mix[i][2 * h + 1] *= keep;
+                    for (u32 i = 0; i < DIM / 8; i++) {
+                        mix[i][2 * h] *= keep;
+                        mix[i][2 * h + 1] *= keep;
+                    }
                 }
             }
-            if (Kv::PLAIN) copies_wait<2>();
-            __syncthreads();
 #pragma unroll
             for (u32 i = 0; i < 4; i++) {
                 u32 p[4] = {halves(s[2 * i][0], s[2 * i][1]), halves(s[2 * i][2], s[2 * i][3]), halves(s[2 * i + 1][0], s[2 * i + 1][1]),
@@ -229,9 +228,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                     mma_f16(mix[c + 1], p, b[2], b[3]);
                 }
             }
-            __syncthreads();
         }
-        if (Kv::PLAIN) copies_wait<0>();
     }
     Result o = {out_rows, out_bytes, out_scales, out_sums};
 #pragma unroll

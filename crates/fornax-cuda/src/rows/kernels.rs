@@ -8,6 +8,7 @@ use fornax_gguf::TensorType;
 use fornax_plan::{KvType, Result};
 
 use super::item::{Attend, Item, Product};
+use super::scratch::SLOTS;
 use crate::compiler::Compiler;
 use crate::driver::{Function, Gpu};
 use crate::fast::planes::PLANED;
@@ -16,8 +17,8 @@ use crate::kernels::{self, Define, Variant, entry};
 
 /// Rows of a tile, by how many rows there are.
 pub(crate) const TOKENS: [u32; 3] = [16, 32, 64];
-/// Outputs of 32 that a block takes side by side.
-pub(crate) const WIDE: [u32; 2] = [1, 2];
+/// Outputs of 32 that a block takes side by side, and its threads.
+const SHAPES: [(u32, u32); 3] = [(1, 256), (2, 256), (2, 512)];
 /// Columns of a block's tile of a long product, with the steps of its ring and blocks of a multiprocessor.
 pub(crate) const LONG: [(u32, u32, u32); 2] = [(128, 3, 2), (256, 4, 1)];
 /// Bytes of a tile of halves, and its rows.
@@ -26,12 +27,16 @@ pub(crate) const TILE_ROWS: u32 = 128;
 
 /// Blocks of the grid that a product should have at least, before its columns are cut into parts.
 const BUSY: u32 = 90;
+/// Blocks of the grid up to which a multiprocessor hardly gets a second one.
+const ALONE: u32 = 160;
 
 /// How a product of 8-bit numbers is shared out: by the matrix alone, so that no row depends on the rows beside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Cut {
     pub(crate) wide: u32,
     pub(crate) splits: u32,
+    /// Threads of a block: more where a multiprocessor has one block.
+    pub(crate) threads: u32,
 }
 
 pub(crate) fn cut(nb: u32, outs: u32, gated: bool) -> Cut {
@@ -41,12 +46,13 @@ pub(crate) fn cut(nb: u32, outs: u32, gated: bool) -> Cut {
     while tiles * splits < BUSY && steps >= 4 * splits {
         splits *= 2;
     }
-    Cut { wide, splits }
+    let threads = if wide == 2 && tiles * splits <= ALONE { 512 } else { 256 };
+    Cut { wide, splits, threads }
 }
 
 /// Steps of a ring of a product.
-fn stages(wide: u32) -> u32 {
-    if wide == 1 { 4 } else { 3 }
+fn stages(wide: u32, threads: u32) -> u32 {
+    if wide == 1 || threads == 512 { 4 } else { 3 }
 }
 
 /// Bytes of a row of a step of weights beside plane A: plane B, fifth bits, scales; as the kernel has them.
@@ -63,18 +69,19 @@ fn extra(ty: TensorType) -> u32 {
 }
 
 /// Shared memory of a product: the ring, or the sums that take its place.
-pub(crate) fn product_bytes(ty: TensorType, tokens: u32, wide: u32) -> u32 {
+pub(crate) fn product_bytes(ty: TensorType, tokens: u32, wide: u32, threads: u32) -> u32 {
     let outs = 32 * wide;
     let step = outs * (128 + extra(ty)) + tokens * 256 + 2 * 8 * tokens * 4;
-    let sums = 8 / wide * tokens * (outs + 4) * 4;
-    (stages(wide) * step).max(sums)
+    let sums = threads / 32 / wide * tokens * (outs + 4) * 4;
+    (stages(wide, threads) * step).max(sums)
 }
 
-fn product_defines(tokens: u32, wide: u32) -> [Define; 3] {
+fn product_defines(tokens: u32, wide: u32, threads: u32) -> [Define; 4] {
     [
         Define::number("TOKENS", tokens),
         Define::number("WIDE", wide),
-        Define::number("STAGES", stages(wide)),
+        Define::number("STAGES", stages(wide, threads)),
+        Define::number("THREADS_AT_ONCE", threads),
     ]
 }
 
@@ -105,7 +112,7 @@ fn long_defines((columns, depth, blocks): (u32, u32, u32)) -> [Define; 3] {
 
 /// Shared memory of attention of few rows and of many.
 pub(crate) fn few_bytes(dim: u32) -> u32 {
-    4 * 16 * dim * 4
+    4 * SLOTS * dim * 4
 }
 pub(crate) fn many_bytes(dim: u32) -> u32 {
     4 * 64 * (2 * dim + 16)
@@ -120,8 +127,9 @@ pub(crate) fn variants() -> Vec<Variant> {
     let mut list = vec![Variant::of("round", &[], &[]), Variant::of("turn", &[], &[])];
     for ty in PLANED {
         for tokens in TOKENS {
-            for wide in WIDE {
-                list.push(Variant::of("products", &[*ty], &product_defines(tokens, wide)));
+            for (wide, threads) in SHAPES {
+                let defines = product_defines(tokens, wide, threads);
+                list.push(Variant::of("products", &[*ty], &defines));
             }
         }
     }
@@ -151,8 +159,8 @@ pub(crate) struct Kernels {
     pub(crate) round: Function,
     pub(crate) halve: Function,
     pub(crate) turn: Function,
-    /// By format, rows of a tile and width.
-    pub(crate) products: HashMap<(TensorType, u32, u32), Function>,
+    /// By format, rows of a tile, width and threads.
+    pub(crate) products: HashMap<(TensorType, u32, u32, u32), Function>,
     /// By elements of a head, query heads of a KV head.
     pub(crate) few: HashMap<u32, Function>,
     pub(crate) many: HashMap<(u32, u32), Function>,
@@ -234,17 +242,22 @@ impl Kernels {
 
     fn product(&mut self, m: &Maker<'_>, p: &Product, most: u32, long: bool) -> Result<()> {
         for matrix in &p.matrices {
-            let Cut { wide, .. } = cut(p.stage.nb, matrix.outs, p.stage.epi == GATED);
+            let Cut { wide, threads, .. } = cut(p.stage.nb, matrix.outs, p.stage.epi == GATED);
             for (ix, tokens) in TOKENS.into_iter().enumerate() {
-                let key = (matrix.ty, tokens, wide);
+                let key = (matrix.ty, tokens, wide, threads);
                 let needed = ix == 0 || most > TOKENS[ix - 1];
                 if !needed || self.products.contains_key(&key) {
                     continue;
                 }
-                let shared = product_bytes(matrix.ty, tokens, wide);
+                let shared = product_bytes(matrix.ty, tokens, wide, threads);
                 let of = entry("product", matrix.ty);
-                let made =
-                    m.make("products", &[matrix.ty], &product_defines(tokens, wide), &of, shared)?;
+                let made = m.make(
+                    "products",
+                    &[matrix.ty],
+                    &product_defines(tokens, wide, threads),
+                    &of,
+                    shared,
+                )?;
                 self.products.insert(key, made);
             }
             if long && !self.expand.contains_key(&matrix.ty) {
@@ -257,7 +270,7 @@ impl Kernels {
 
     fn attend(&mut self, m: &Maker<'_>, a: &Attend, kv: KvType) -> Result<()> {
         let share = a.heads / a.kv_heads;
-        if share <= 16 && !self.few.contains_key(&a.dim) {
+        if share <= SLOTS && !self.few.contains_key(&a.dim) {
             let made = m.make("few", &[], &few_defines(a.dim, kv), "few", few_bytes(a.dim))?;
             self.few.insert(a.dim, made);
         }
@@ -275,21 +288,22 @@ mod tests {
 
     #[test]
     fn small_matrices_are_cut_into_parts_and_large_ones_are_not() {
-        assert_eq!(cut(64, 1024, false), Cut { wide: 1, splits: 4 });
-        assert_eq!(cut(32, 4096, false), Cut { wide: 1, splits: 1 });
-        assert_eq!(cut(32, 6144, true), Cut { wide: 2, splits: 1 });
-        assert_eq!(cut(32, 151_936, false), Cut { wide: 2, splits: 1 });
+        assert_eq!(cut(64, 1024, false), Cut { wide: 1, splits: 4, threads: 256 });
+        assert_eq!(cut(32, 4096, false), Cut { wide: 1, splits: 1, threads: 256 });
+        assert_eq!(cut(32, 6144, true), Cut { wide: 2, splits: 1, threads: 512 });
+        assert_eq!(cut(32, 151_936, false), Cut { wide: 2, splits: 1, threads: 256 });
         // A part has two steps at least.
-        assert_eq!(cut(3, 33, false), Cut { wide: 1, splits: 1 });
+        assert_eq!(cut(3, 33, false), Cut { wide: 1, splits: 1, threads: 256 });
     }
 
     #[test]
-    fn two_blocks_of_a_product_fit_a_multiprocessor() {
+    fn blocks_of_a_product_fit_a_multiprocessor() {
         for ty in PLANED {
             for tokens in TOKENS {
-                for wide in WIDE {
-                    let bytes = product_bytes(*ty, tokens, wide);
-                    assert!(2 * (bytes + 2048) <= 227 << 10, "{ty} {tokens} {wide}: {bytes}");
+                for (wide, threads) in SHAPES {
+                    let bytes = product_bytes(*ty, tokens, wide, threads);
+                    let all = 512 / threads * (bytes + 2048);
+                    assert!(all <= 227 << 10, "{ty} {tokens} {wide} {threads}: {bytes}");
                 }
             }
         }

@@ -8,7 +8,7 @@ use super::item::{Attend, Item, Matrix, Product, Turn};
 use super::kernels::{
     Cut, Kernels, LONG, TILE_ROWS, TOKENS, cut, few_bytes, long_bytes, many_bytes, product_bytes,
 };
-use super::scratch::{AT_ONCE, Input, Scratch};
+use super::scratch::{AT_ONCE, Input, SLOTS, Scratch};
 use crate::args::{AttendArgs, ExpandArgs, GemmArgs, ProductArgs, RoundArgs, TurnArgs};
 use crate::compiler::Compiler;
 use crate::driver::Gpu;
@@ -92,7 +92,7 @@ impl Rows {
             Item::Attend(a) => Some(a.heads / a.kv_heads),
             _ => None,
         };
-        16 / self.items.iter().filter_map(share).max().unwrap_or(16)
+        SLOTS / self.items.iter().filter_map(share).max().unwrap_or(SLOTS)
     }
 
     /// Queues item `at`, which is no plain action; returns its op.
@@ -164,11 +164,12 @@ impl Rows {
         let stride = rows.next_multiple_of(64);
         for m in &p.matrices {
             let gated = s.epi == GATED;
-            let Cut { wide, splits } = cut(s.nb, m.outs, gated);
+            let Cut { wide, splits, threads } = cut(s.nb, m.outs, gated);
             let tokens = TOKENS.into_iter().find(|t| rows <= *t).unwrap_or(TOKENS[2]);
-            let function = self.kernels.products.get(&(m.ty, tokens, wide)).ok_or_else(|| {
-                Error::malformed(format!("cuda: no product of {} for {rows} rows", m.ty))
-            })?;
+            let function =
+                self.kernels.products.get(&(m.ty, tokens, wide, threads)).ok_or_else(|| {
+                    Error::malformed(format!("cuda: no product of {} for {rows} rows", m.ty))
+                })?;
             for base in (0..rows).step_by(AT_ONCE as usize) {
                 let rows = (rows - base).min(AT_ONCE);
                 let epi = match (gated, p.onward) {
@@ -212,8 +213,8 @@ impl Rows {
                     self.scratch.arrived,
                 ];
                 let grid = (m.outs.div_ceil(32 * wide) * splits, rows.div_ceil(tokens));
-                let shared = product_bytes(m.ty, tokens, wide);
-                gpu.launch(function, grid, 256, shared, &args.words(), &pointers)?;
+                let shared = product_bytes(m.ty, tokens, wide, threads);
+                gpu.launch(function, grid, threads, shared, &args.words(), &pointers)?;
             }
         }
         Ok(())
@@ -221,12 +222,12 @@ impl Rows {
 
     /// Columns of a tile: the wider does less copying, the narrower keeps more multiprocessors busy.
     fn columns(&self, rows: u32, outs: u32) -> usize {
-        let waves = |columns: u32, blocks: u32| {
+        let cost = |(columns, ..): (u32, u32, u32)| {
             let tiles = rows.div_ceil(TILE_ROWS) * outs.div_ceil(columns);
-            u64::from(tiles.div_ceil(self.units * blocks) * columns * blocks)
+            u64::from(tiles.div_ceil(self.units) * columns)
         };
-        // What a block of the narrower costs more, found by trying.
-        usize::from(waves(LONG[1].0, LONG[1].2) * 9 <= waves(LONG[0].0, LONG[0].2) * 10)
+        // What the narrower costs more, found by trying.
+        usize::from(cost(LONG[1]) * 9 <= cost(LONG[0]) * 10)
     }
 
     fn long_product(
@@ -310,7 +311,9 @@ impl Rows {
         let [keys, values] = t.pool;
         let pointers =
             [q, k, v, q_norm, k_norm, freqs, step.rows_at, tables, t.q_out, keys, values];
-        gpu.launch(&self.kernels.turn, (step.rows, 1), 256, 0, &args.words(), &pointers)
+        // Few rows fill the GPU by their heads.
+        let heads = if step.rows <= 512 { (t.heads + 2 * t.kv_heads).div_ceil(8) } else { 1 };
+        gpu.launch(&self.kernels.turn, (step.rows, heads), 256, 0, &args.words(), &pointers)
     }
 
     fn attend(&self, gpu: &Gpu, a: &Attend, step: &Step) -> Result<()> {
@@ -358,7 +361,7 @@ impl Rows {
             gpu.launch(few, grid, 128, few_bytes(a.dim), &args.words(), &pointers)?;
         }
         if let (true, Some(many)) = (step.kinds.many, self.kernels.many.get(&(a.dim, share))) {
-            let grid = (step.rows.div_ceil(64 / share), a.kv_heads);
+            let grid = (a.kv_heads, step.rows.div_ceil(64 / share));
             gpu.launch(many, grid, 128, many_bytes(a.dim), &args.words(), &pointers[..10])?;
         }
         Ok(())

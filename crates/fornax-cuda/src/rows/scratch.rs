@@ -17,7 +17,7 @@ pub(crate) const AT_ONCE: u32 = 256;
 pub(crate) const PARTS: u32 = 16;
 pub(crate) const PART_KEYS: u32 = 512;
 /// Rows of one product of attention of few rows.
-const SLOTS: u32 = 16;
+pub(crate) const SLOTS: u32 = 8;
 
 /// An input of products: numbers or tiles, with the scales and sums of the former.
 #[derive(Clone, Copy, Debug)]
@@ -55,8 +55,9 @@ impl Scratch {
         items: &[Item],
         long: bool,
     ) -> Result<Scratch> {
-        let rows =
-            u64::from(limits.rows.max(limits.wanted).max(limits.slots).next_multiple_of(TILE_ROWS));
+        let rows = u64::from(
+            limits.rows.max(limits.wanted).max(limits.slots).next_multiple_of(2 * TILE_ROWS),
+        );
         let mut blocks = [1u64; 2];
         let (mut partial, mut tiles, mut matrix, mut means, mut counts) =
             (1u64, 1u64, 1u64, 1u64, 1u64);
