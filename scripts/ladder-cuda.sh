@@ -1,9 +1,13 @@
 #!/usr/bin/env bash
 # usage: scripts/ladder-cuda.sh [FOLDER [MODELS]]
 # Everything that says whether the CUDA provider computes the right thing, in one call on a machine with a GPU: the proof
-# and every conformance case against the reference, the test models against expected logits (f32 activations) and against
-# the reference (8-bit), and, where compute-sanitizer is there, memory and barriers of whole decode steps. FOLDER holds the
-# programs `proof` and `golden` of the crate's examples; without one they are built here. Ends in `N passed, N failed`.
+# and every conformance case against the reference; the test models of all families against expected logits (f32
+# activations), against the reference (8-bit), and bit by bit alone and in company (deterministic); and, where
+# compute-sanitizer is there, memory, races and barriers of the proof. FOLDER holds the programs `proof` and `golden` of the
+# crate's examples; without one they are built here. Ends in `N passed, N failed`.
+# What the kernels need is compiled as it is met. For a machine whose time is dear it can be compiled ahead, on any other:
+#   FORNAX_CUBINS=/some/folder cargo test -p fornax-cuda --lib compile_for_the_ladder -- --ignored
+# and the folder carried along and named by the same variable.
 set -uo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -50,9 +54,10 @@ count "$folder/proof" conformance
 count "$folder/golden" "$models"
 if command -v compute-sanitizer > /dev/null; then
   sanitize memcheck
+  sanitize racecheck
   sanitize synccheck
 else
-  echo "compute-sanitizer is not here"
+  echo "compute-sanitizer is not here: memory, races and barriers are not checked"
 fi
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

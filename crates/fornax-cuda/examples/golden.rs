@@ -227,12 +227,76 @@ fn prompt(device: &dyn Device, plan: &Plan, p: &Value) -> Result<(f32, usize), S
     Ok((worst, out.tokens.len()))
 }
 
-enum Outcome {
+/// The rows of a prompt when `--deterministic` is asked for: the same bits from one step, from a step for every token, and
+/// beside another sequence that is a token ahead.
+fn invariant(device: &dyn Device, plan: &Plan, tokens: &[TokenId]) -> Result<(), String> {
+    let told = |e: fornax_plan::Error| e.to_string();
+    let n = tokens.len() as u32;
+    let each = (n + 1).div_ceil(device.info().kv_block) + 1;
+    let limits = Limits {
+        slots: 2,
+        rows: 2 * n + 1,
+        wanted: 2 * n + 1,
+        kv_blocks: 2 * each,
+        deterministic: true,
+        ..Limits::default()
+    };
+    let mut rows: Vec<Vec<f32>> = Vec::new();
+    for (at_once, beside) in [(n, false), (1, false), (1, true), (n, true)] {
+        let mut program = device.prepare(plan, &limits).map_err(told)?;
+        let blocks = |slot: u32| (0..each).map(|b| BlockId(2 * b + slot)).collect::<Vec<_>>();
+        let (mine, other) = (blocks(u32::from(beside)), blocks(u32::from(!beside)));
+        let (mine, other) = (vec![&mine[..]; plan.kv.len()], vec![&other[..]; plan.kv.len()]);
+        let mut logits = Vec::new();
+        if beside {
+            // The other's first token, alone.
+            let step = step(1, &tokens[..1], 0, &other, &[]);
+            let ticket = program.submit(&[step]).map_err(told)?;
+            program.wait(ticket, &mut StepOutput::default()).map_err(told)?;
+        }
+        for pos in (0..n).step_by(at_once as usize) {
+            let tokens = &tokens[pos as usize..(pos + at_once) as usize];
+            let every = [(0..at_once, Want::Logits)];
+            let mut steps = vec![step(0, tokens, pos, &mine, &every)];
+            if beside {
+                steps.insert(0, step(1, tokens, pos + 1, &other, &[]));
+            }
+            let mut out = StepOutput::default();
+            let ticket = program.submit(&steps).map_err(told)?;
+            program.wait(ticket, &mut out).map_err(told)?;
+            logits.extend(out.logits);
+        }
+        rows.push(logits);
+    }
+    for (way, have) in rows.iter().enumerate().skip(1) {
+        let same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits();
+        if have.len() != rows[0].len() || !rows[0].iter().zip(have).all(same) {
+            return Err(format!("deterministic: other logits the way of number {way}"));
+        }
+    }
+    Ok(())
+}
+
+/// One sequence's part of a step.
+fn step<'a>(
+    slot: u32,
+    tokens: &'a [TokenId],
+    pos: u32,
+    tables: &'a [&'a [BlockId]],
+    wants: &'a [(std::ops::Range<u32>, Want)],
+) -> SeqStep<'a> {
+    let (slot, tokens) = (SlotId(slot), Tokens::Host(tokens));
+    SeqStep { slot, tokens, pos, tables, wants, sample: None, max_new: 1, stop: &[] }
+}
+
+/// How a model fared.
+pub(crate) enum Outcome {
     Agreed(String),
     Refused(String),
 }
 
-fn model(device: &dyn Device, folder: &Path) -> Result<Outcome, String> {
+/// One model's prompts, in f32 and in 8 bits.
+pub(crate) fn model(device: &dyn Device, folder: &Path) -> Result<Outcome, String> {
     let gguf = Gguf::open(&folder.join("model.gguf")).map_err(|e| e.to_string())?;
     let plan = arch::plan(&gguf).map_err(|e| e.to_string())?;
     let limits = Limits {
@@ -262,6 +326,7 @@ fn model(device: &dyn Device, folder: &Path) -> Result<Outcome, String> {
     if prompts == 0 {
         return Err("no prompts".into());
     }
+    invariant(device, &plan, &ints(&json["prompts"][0]["tokens"]))?;
     if worst > LOGITS {
         return Err(format!("logits off by {worst:.1e}, expected within {LOGITS}"));
     }

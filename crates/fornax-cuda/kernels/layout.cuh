@@ -22,6 +22,8 @@ struct Wanted {
     u32 row, kind, chain, ticket;
 };
 static const u32 TOKEN = 1, LOGPROB = 2, SETS_LAST = 4;
+// Instead of TOKEN: the kernels of sample.cu choose, by a draw, or after penalties, or both.
+static const u32 DRAWN = 8, PENALISED = 16;
 
 // A chosen token.
 struct Out {
@@ -34,6 +36,10 @@ static const u32 CHOSEN = 1, UNUSABLE = 2;
 // Words of a sequence's stop list: the count, then the tokens.
 static const u32 STOPS = 16;
 
+#ifdef FORNAX_HOST
+inline float half_to_float(u16 h) { return host_half_to_float(h); }
+inline u16 float_to_half(float f) { return host_float_to_half(f); }
+#else
 __device__ inline float half_to_float(u16 h) {
     float f;
     asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
@@ -46,6 +52,7 @@ __device__ inline u16 float_to_half(float f) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
     return h;
 }
+#endif
 
 __device__ inline float warp_sum(float v) {
     for (int d = 16; d > 0; d >>= 1) v += __shfl_xor_sync(0xffffffffu, v, d);

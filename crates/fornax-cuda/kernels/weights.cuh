@@ -130,11 +130,3 @@ struct Q6_K {  // 128 bytes of low nibbles, 64 of upper pairs, 16 signed scales,
     }
     __device__ static u64 row_bytes(u32 cols) { return cols / 256 * 210ull; }
 };
-
-// Every format with the suffix of its entry names; the host defines it first to name those alone
-// that a model has.
-#ifndef EACH_FORMAT
-#define EACH_FORMAT(M)                                                                             \
-    M(F32, f32) M(F16, f16) M(BF16, bf16) M(Q8_0, q8_0) M(Q4_0, q4_0) M(Q4_1, q4_1)                \
-    M(Q5_0, q5_0) M(Q5_1, q5_1) M(Q4_K, q4_k) M(Q5_K, q5_k) M(Q6_K, q6_k) M(MXFP4, mxfp4)
-#endif

@@ -52,6 +52,8 @@ macro_rules! args {
     )*};
 }
 
+pub(crate) mod families;
+
 // `rows` comes first everywhere: it is the one constant that changes from step to step.
 args! {
     /// `embed_*`.

@@ -66,19 +66,33 @@ impl Compiler {
         }
     }
 
+    /// For the stand-in, which has a compiler of its own.
+    #[cfg(test)]
+    pub(crate) fn none() -> Compiler {
+        let nvrtc = Err("there is no compiler".to_string());
+        Compiler { nvrtc, folder: None, sources: None, made: Mutex::default() }
+    }
+
     /// The compiler's release; 0 where there is none.
     pub fn version(&self) -> (i32, i32) {
         self.nvrtc.as_ref().map_or((0, 0), |n| n.version)
     }
 
     /// Compiles a family for an architecture (90 for sm_90) with entries for these formats; every
-    /// format where none are given.
+    /// format where none are given, or where that was compiled before: what is carried to a
+    /// machine without a compiler serves any model.
     ///
     /// # Errors
     /// `is_malformed` with the compiler's log, or naming an entry that the code lacks.
     pub fn compile(&self, family: &Family, types: &[TensorType], arch: u32) -> Result<Code> {
-        let types = if types.is_empty() { kernels::WEIGHT_TYPES } else { types };
+        #[cfg(test)]
+        if arch == 0 {
+            return Compiler::for_the_cpu(family);
+        }
         let name = format!("{}.cu", family.name);
+        let every = kernels::WEIGHT_TYPES;
+        let whole = types.is_empty() || self.has(&name, &family.source_for(every), arch);
+        let types = if whole { every } else { types };
         let cubin = self.cubin(&name, &family.source_for(types), arch)?;
         for entry in family.entries_for(types) {
             let section = format!(".text.{entry}\0");
@@ -90,11 +104,25 @@ impl Compiler {
         Ok(Code { cubin })
     }
 
-    /// Machine code of a source.
-    ///
-    /// # Errors
-    /// `is_malformed` with the compiler's log, `is_unsupported` where there is no compiler and the code is not at hand.
-    pub(crate) fn cubin(&self, name: &str, source: &str, arch: u32) -> Result<Arc<Vec<u8>>> {
+    /// A family for the stand-in: with entries for every format, so that it is compiled once for all tests.
+    #[cfg(test)]
+    fn for_the_cpu(family: &Family) -> Result<Code> {
+        let types = kernels::WEIGHT_TYPES;
+        let (source, entries) = (family.source_for(types), family.entries_for(types));
+        let code = crate::driver::host::compile(family.name, &source, &entries)?;
+        Ok(Code { cubin: Arc::new(code) })
+    }
+
+    /// Whether the machine code of a source is at hand.
+    fn has(&self, name: &str, source: &str, arch: u32) -> bool {
+        let (source, headers) = self.read(name, source);
+        let key = key(name, &source, &headers, arch);
+        let made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        made.contains_key(&key) || self.folder.as_ref().is_some_and(|f| f.join(&key).is_file())
+    }
+
+    /// The source and the headers, or what stands for them.
+    fn read(&self, name: &str, source: &str) -> (String, Vec<(String, String)>) {
         let mut headers: Vec<(String, String)> =
             kernels::HEADERS.iter().map(|(n, t)| (n.to_string(), t.to_string())).collect();
         let mut source = source.to_string();
@@ -113,6 +141,15 @@ impl Compiler {
                 source.insert_str(0, &found);
             }
         }
+        (source, headers)
+    }
+
+    /// Machine code of a source.
+    ///
+    /// # Errors
+    /// `is_malformed` with the compiler's log, `is_unsupported` where there is no compiler and the code is not at hand.
+    pub(crate) fn cubin(&self, name: &str, source: &str, arch: u32) -> Result<Arc<Vec<u8>>> {
+        let (source, headers) = self.read(name, source);
         let key = key(name, &source, &headers, arch);
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(code) = made.get(&key) {

@@ -36,6 +36,25 @@ impl CudaDevice {
     pub fn with_long_from(self, rows: u32) -> CudaDevice {
         CudaDevice { long_from: Some(rows), ..self }
     }
+
+    /// Why the GPU cannot be used by this process any more; `None` as long as it can.
+    pub fn lost(&self) -> Option<String> {
+        self.gpu.lost().map(str::to_string)
+    }
+
+    /// A device that compiles for an H200 and runs nothing.
+    #[cfg(test)]
+    pub(crate) fn on_paper() -> Result<CudaDevice> {
+        let gpu = crate::driver::host::blank(90, 132, 232_448);
+        Ok(CudaDevice { gpu, compiler: Compiler::load()?, long_from: None })
+    }
+
+    /// A device whose kernels run on the CPU, and the hand on it.
+    #[cfg(test)]
+    pub(crate) fn on_the_cpu() -> (CudaDevice, crate::driver::host::Control) {
+        let (gpu, control) = crate::driver::host::gpu();
+        (CudaDevice { gpu, compiler: Compiler::none(), long_from: None }, control)
+    }
 }
 
 impl Device for CudaDevice {
@@ -52,14 +71,24 @@ impl Device for CudaDevice {
         }
     }
 
+    fn memory_free(&self) -> Option<u64> {
+        self.gpu.free_bytes().ok()
+    }
+
     fn supports(&self, plan: &Plan, limits: &Limits) -> Vec<Refusal> {
         support::refusals(plan, limits)
     }
 
     fn prepare(&self, plan: &Plan, limits: &Limits) -> Result<Box<dyn Program>> {
         let shape = Shape::new(plan, limits);
-        let prepared =
-            prepare::prepare(&self.gpu, &self.compiler, plan, limits, &shape, self.long_from)?;
+        let prepared = prepare::prepare(
+            &self.gpu,
+            &self.compiler,
+            plan,
+            limits,
+            &shape,
+            self.long_from,
+        )?;
         let program = CudaProgram::new(Arc::clone(&self.gpu), plan, limits, shape, prepared)?;
         Ok(Box::new(program))
     }

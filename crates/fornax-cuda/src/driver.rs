@@ -2,25 +2,27 @@
 //! stream, device and page-locked memory, modules, graphs, events. It knows no plan.
 //!
 //! Everything here runs on one stream in order, so memory is freed only after [`Gpu::finish`].
+//! A fault that the driver will answer every later call with is kept: from then on every call
+//! says so at once, and nothing is asked of the GPU any more.
 
-use std::ffi::{CString, c_void};
+mod api;
+mod cuda;
+#[cfg(test)]
+pub(crate) mod host;
+
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use cudarc::driver::{result, sys};
 use fornax_plan::{Error, Result};
 
-/// The oldest driver whose functions are all called for: CUDA 12.8.
-const DRIVER_MIN: i32 = 12080;
+use self::api::{Api, Done, Fault, Form};
 
 /// A GPU, its primary context and the stream that everything runs on.
 #[derive(Debug)]
 pub(crate) struct Gpu {
-    device: sys::CUdevice,
-    context: sys::CUcontext,
-    stream: sys::CUstream,
-    /// For the one word that is written while the stream is busy.
-    side: sys::CUstream,
+    api: Box<dyn Api>,
+    /// The first fault after which the GPU cannot be used by this process.
+    lost: OnceLock<String>,
     /// The product's name.
     pub(crate) name: String,
     /// Compute capability times ten: 90 for sm_90.
@@ -31,124 +33,71 @@ pub(crate) struct Gpu {
     pub(crate) shared_max: u32,
 }
 
-// SAFETY: a context may be current on any thread, streams may be used from any; every method makes
-// the context current first.
-unsafe impl Send for Gpu {}
-// SAFETY: as above; the driver's own objects are synchronised by it.
-unsafe impl Sync for Gpu {}
-
-fn told(doing: &str, e: result::DriverError) -> Error {
-    let text = format!("cuda: {doing}: {e}");
-    if e.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
-        return Error::out_of_memory(format!("{text}; lower the KV limit or use a smaller model"));
-    }
-    Error::lost(text)
-}
-
-/// A kernel's parameters: the constants as one, then the pointers.
-fn params(constants: &[u32], pointers: &[u64]) -> [*mut c_void; 24] {
-    let mut params: [*mut c_void; 24] = [std::ptr::null_mut(); 24];
-    params[0] = constants.as_ptr().cast_mut().cast();
-    for (to, pointer) in params[1..].iter_mut().zip(pointers) {
-        *to = std::ptr::from_ref(pointer).cast_mut().cast();
-    }
-    params
-}
-
 impl Gpu {
     /// Opens the GPU of this number.
     ///
     /// # Errors
     /// `is_unsupported` where there is no driver, too old a one, or no such GPU.
     pub(crate) fn open(ordinal: u32) -> Result<Arc<Gpu>> {
-        // SAFETY: loading the driver runs its initialisers, which have no conditions. Every other
-        // call of this crate panics without the library, so this check comes first.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(Error::unsupported(
-                "cuda: no NVIDIA driver on this machine (libcuda was not found); use --device cpu",
-            ));
-        }
-        let refuse = |doing: &str, e: result::DriverError| {
-            Error::unsupported(format!("cuda: {doing}: {e}; use --device cpu"))
-        };
-        result::init().map_err(|e| refuse("starting the driver", e))?;
-        let mut version = 0;
-        // SAFETY: the pointer is valid for the call.
-        let asked = unsafe { sys::cuDriverGetVersion(&raw mut version) }.result();
-        asked.map_err(|e| refuse("asking the driver's version", e))?;
-        if version < DRIVER_MIN {
-            return Err(Error::unsupported(format!(
-                "cuda: the driver is of CUDA {}.{}, at least {}.{} is needed; update it or use \
-                 --device cpu",
-                version / 1000,
-                version % 1000 / 10,
-                DRIVER_MIN / 1000,
-                DRIVER_MIN % 1000 / 10
-            )));
-        }
-        let count = result::device::get_count().map_err(|e| refuse("counting GPUs", e))?;
-        if i64::from(ordinal) >= i64::from(count) {
-            return Err(Error::unsupported(format!(
-                "cuda: GPU {ordinal} was asked for, this machine has {count}; use --device cpu"
-            )));
-        }
-        Gpu::with(ordinal).map_err(|e| refuse("opening the GPU", e))
+        let (api, about) = cuda::open(ordinal)?;
+        let cuda::About { name, arch, units, shared_max } = about;
+        let lost = OnceLock::new();
+        Ok(Arc::new(Gpu { api: Box::new(api), lost, name, arch, units, shared_max }))
     }
 
-    fn with(ordinal: u32) -> std::result::Result<Arc<Gpu>, result::DriverError> {
-        use sys::CUdevice_attribute::{
-            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,
-            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
-            CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN as SHARED,
-            CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as UNITS,
-        };
-        let device = result::device::get(ordinal as i32)?;
-        let name = result::device::get_name(device)?;
-        // SAFETY: the device comes from the driver.
-        let (major, minor, units, shared) = unsafe {
-            (
-                result::device::get_attribute(device, MAJOR)?,
-                result::device::get_attribute(device, MINOR)?,
-                result::device::get_attribute(device, UNITS)?,
-                result::device::get_attribute(device, SHARED)?,
-            )
-        };
-        // SAFETY: as above.
-        let context = unsafe { result::primary_ctx::retain(device)? };
-        // SAFETY: the context was just retained.
-        unsafe { result::ctx::set_current(context)? };
-        let stream = result::stream::create(result::stream::StreamKind::NonBlocking)?;
-        let side = result::stream::create(result::stream::StreamKind::NonBlocking)?;
-        let arch = (10 * major + minor) as u32;
-        let (units, shared_max) = (units as u32, shared as u32);
-        Ok(Arc::new(Gpu { device, context, stream, side, name, arch, units, shared_max }))
+    /// What a call gave, with what was being done.
+    fn told<T>(&self, doing: &str, done: Done<T>) -> Result<T> {
+        done.map_err(|e| self.fault(doing, &e))
+    }
+
+    fn fault(&self, doing: &str, e: &Fault) -> Error {
+        let text = format!("cuda: {doing}: {e}");
+        if e.is_out_of_memory() {
+            let free = self.api.free_bytes().map_or(0, |f| f.0);
+            return Error::out_of_memory(format!("{text}; {free} bytes are free; {SHRINK}"));
+        }
+        if e.is_sticky() {
+            let _ = self.lost.set(format!("{doing}: {e}"));
+            return Error::lost(format!("{text}; {} {RESTART}", self.name));
+        }
+        Error::failed(text)
+    }
+
+    /// Says so where the GPU was lost before.
+    fn healthy(&self) -> Result<()> {
+        match self.lost.get() {
+            None => Ok(()),
+            Some(first) => {
+                let name = &self.name;
+                Err(Error::lost(format!("cuda: {name} was lost before ({first}); it {RESTART}")))
+            }
+        }
+    }
+
+    /// Why the GPU cannot be used any more, if so.
+    pub(crate) fn lost(&self) -> Option<&str> {
+        self.lost.get().map(String::as_str)
     }
 
     /// Makes the context current on this thread.
     pub(crate) fn enter(&self) -> Result<()> {
-        // SAFETY: the context is retained as long as `self` lives.
-        unsafe { result::ctx::set_current(self.context) }
-            .map_err(|e| told("entering the context", e))
+        self.healthy()?;
+        self.told("entering the context", self.api.enter())
     }
 
     /// Free bytes of device memory.
     pub(crate) fn free_bytes(&self) -> Result<u64> {
         self.enter()?;
-        let (free, _) = result::mem_get_info().map_err(|e| told("asking for free memory", e))?;
-        Ok(free as u64)
+        Ok(self.told("asking for free memory", self.api.free_bytes())?.0)
     }
 
     /// Zeroed device memory.
     pub(crate) fn alloc(self: &Arc<Gpu>, bytes: usize) -> Result<Memory> {
         self.enter()?;
         let len = bytes.max(4);
-        // SAFETY: the memory is zeroed before anybody reads it.
-        let ptr = unsafe { result::malloc_sync(len) }
-            .map_err(|e| told(&format!("allocating {len} bytes"), e))?;
+        let ptr = self.told(&format!("allocating {len} bytes"), self.api.alloc(len))?;
         let memory = Memory { gpu: Arc::clone(self), ptr, len };
-        // SAFETY: the range was just allocated.
-        unsafe { result::memset_d8_async(ptr, 0, len, self.stream) }
-            .map_err(|e| told("clearing memory", e))?;
+        self.clear_queued(&memory)?;
         Ok(memory)
     }
 
@@ -156,9 +105,8 @@ impl Gpu {
     pub(crate) fn pinned(self: &Arc<Gpu>, words: usize) -> Result<Pinned> {
         self.enter()?;
         let words = words.max(1);
-        // SAFETY: the memory is zeroed below before anybody reads it.
-        let at = unsafe { result::malloc_host(4 * words, 0) }
-            .map_err(|e| told(&format!("page-locking {} bytes", 4 * words), e))?;
+        let doing = format!("page-locking {} bytes", 4 * words);
+        let at = self.told(&doing, self.api.alloc_host(4 * words))?;
         let at = NonNull::new(at.cast::<u32>())
             .ok_or_else(|| Error::lost("cuda: page-locked memory at no address"))?;
         // SAFETY: the driver gave `words` words.
@@ -169,18 +117,14 @@ impl Gpu {
     /// Loads machine code.
     pub(crate) fn module(self: &Arc<Gpu>, cubin: &[u8]) -> Result<Arc<Module>> {
         self.enter()?;
-        // SAFETY: the image is whole, as the compiler made it; the driver checks its header.
-        let module = unsafe { result::module::load_data(cubin.as_ptr().cast()) }
-            .map_err(|e| told("loading kernels", e))?;
+        let module = self.told("loading kernels", self.api.module(cubin))?;
         Ok(Arc::new(Module { gpu: Arc::clone(self), module }))
     }
 
     /// Returns when everything submitted has run.
     pub(crate) fn finish(&self) -> Result<()> {
         self.enter()?;
-        // SAFETY: the stream lives as long as `self`.
-        unsafe { result::stream::synchronize(self.stream) }
-            .map_err(|e| told("waiting for the GPU", e))
+        self.told("waiting for the GPU", self.api.finish())
     }
 
     /// Queues one kernel with so many bytes of dynamic shared memory.
@@ -193,16 +137,7 @@ impl Gpu {
         constants: &[u32],
         pointers: &[u64],
     ) -> Result<()> {
-        let mut params = params(constants, pointers);
-        let (grid, block) = ((grid.0, grid.1, 1), (threads, 1, 1));
-        let params = &mut params[..=pointers.len()];
-        // SAFETY: the driver copies the parameters before it returns; they are what the entry
-        // declares, which `prepare` builds in one place per entry, and the pointers are to
-        // memory that the program keeps.
-        unsafe {
-            result::launch_kernel(function.function, grid, block, shared, self.stream, params)
-        }
-        .map_err(|e| told(&format!("launching {}", function.name), e))
+        self.queue(function, Form { grid, threads, shared, together: false }, constants, pointers)
     }
 
     /// As [`Gpu::launch`] with a row of blocks that all run at once, so that they can wait for one another.
@@ -215,21 +150,23 @@ impl Gpu {
         constants: &[u32],
         pointers: &[u64],
     ) -> Result<()> {
-        let mut params = params(constants, pointers);
-        let (grid, block) = ((blocks, 1, 1), (threads, 1, 1));
-        let params = &mut params[..=pointers.len()];
-        // SAFETY: as for `launch`.
-        unsafe {
-            result::launch_cooperative_kernel(
-                function.function,
-                grid,
-                block,
-                shared,
-                self.stream,
-                params,
-            )
-        }
-        .map_err(|e| told(&format!("launching {}", function.name), e))
+        let form = Form { grid: (blocks, 1), threads, shared, together: true };
+        self.queue(function, form, constants, pointers)
+    }
+
+    fn queue(
+        &self,
+        function: &Function,
+        form: Form,
+        constants: &[u32],
+        pointers: &[u64],
+    ) -> Result<()> {
+        self.healthy()?;
+        // SAFETY: the driver copies the parameters before it returns; they are what the entry
+        // declares, which `prepare` builds in one place per entry, and the pointers are to
+        // memory that the program keeps.
+        let done = unsafe { self.api.launch(function.function, form, constants, pointers) };
+        done.map_err(|e| self.fault(&format!("launching {}", function.name), &e))
     }
 
     /// Queues a copy of page-locked words to the device.
@@ -238,30 +175,28 @@ impl Gpu {
         assert!(4 * words <= to.len, "invariant: the copy fits");
         // SAFETY: the range is inside the memory; the page-locked words are left alone until the
         // step's event has passed.
-        unsafe { result::memcpy_htod_async(to.ptr, from, self.stream) }
-            .map_err(|e| told("uploading the step", e))
+        let done = unsafe { self.api.upload_queued(to.ptr, from.as_ptr().cast(), 4 * words) };
+        self.told("uploading the step", done)
     }
 
     /// Queues a copy of device words to page-locked memory.
     pub(crate) fn download_queued(&self, from: u64, to: &mut Pinned, words: usize) -> Result<()> {
         let to = &mut to.words_mut()[..words];
         // SAFETY: the words are not looked at until the step's event has passed.
-        unsafe { result::memcpy_dtoh_async(to, from, self.stream) }
-            .map_err(|e| told("reading results", e))
+        let done = unsafe { self.api.download_queued(to.as_mut_ptr().cast(), from, 4 * words) };
+        self.told("reading results", done)
     }
 
     /// Queues zeroes over all of it.
     pub(crate) fn clear_queued(&self, memory: &Memory) -> Result<()> {
         // SAFETY: the range is the memory's own.
-        unsafe { result::memset_d8_async(memory.ptr, 0, memory.len, self.stream) }
-            .map_err(|e| told("clearing memory", e))
+        self.told("clearing memory", unsafe { self.api.clear_queued(memory.ptr, memory.len) })
     }
 
     /// Queues a copy within the device.
     pub(crate) fn copy_queued(&self, from: u64, to: u64, bytes: usize) -> Result<()> {
         // SAFETY: the caller computes both ranges inside one pool's memory.
-        unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream) }
-            .map_err(|e| told("copying a block", e))
+        self.told("copying a block", unsafe { self.api.copy_queued(to, from, bytes) })
     }
 
     /// Copies bytes to the device behind everything submitted, and returns when they are there.
@@ -271,71 +206,49 @@ impl Gpu {
     pub(crate) fn write(&self, to: u64, bytes: &[u8]) -> Result<()> {
         self.enter()?;
         // SAFETY: the caller computes the range inside one allocation; the bytes live past the wait below.
-        unsafe { result::memcpy_htod_async(to, bytes, self.stream) }
-            .map_err(|e| told("writing memory", e))?;
+        let done = unsafe { self.api.upload_queued(to, bytes.as_ptr(), bytes.len()) };
+        self.told("writing memory", done)?;
         self.finish()
     }
 
     /// Copies bytes from the device behind everything submitted.
     pub(crate) fn read(&self, from: u64, bytes: &mut [u8]) -> Result<()> {
-        self.finish()?;
+        self.enter()?;
         // SAFETY: as for `write`.
-        unsafe { result::memcpy_dtoh_sync(bytes, from) }.map_err(|e| told("reading memory", e))
+        let done = unsafe { self.api.download_queued(bytes.as_mut_ptr(), from, bytes.len()) };
+        self.told("reading memory", done)?;
+        self.finish()
     }
 
     /// Writes one word at once, past everything that is queued.
     pub(crate) fn poke(&self, to: u64, word: u32) -> Result<()> {
         self.enter()?;
-        // SAFETY: the caller computes the address inside one allocation; pageable words are
-        // staged before the call returns.
-        unsafe { result::memcpy_htod_async(to, &[word], self.side) }
-            .and_then(|()| unsafe { result::stream::synchronize(self.side) })
-            .map_err(|e| told("stopping a slot", e))
+        // SAFETY: the caller computes the address inside one allocation.
+        self.told("stopping a slot", unsafe { self.api.poke(to, word) })
     }
 
     /// Records what `queue` launches as a graph instead of running it.
     pub(crate) fn capture(self: &Arc<Gpu>, queue: impl FnOnce() -> Result<()>) -> Result<Graph> {
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: the stream lives as long as `self`.
-        unsafe { result::stream::begin_capture(self.stream, mode) }
-            .map_err(|e| told("beginning a graph", e))?;
+        self.told("beginning a graph", self.api.begin_graph())?;
         let queued = queue();
-        // SAFETY: the capture was begun above.
-        let graph = unsafe { result::stream::end_capture(self.stream) };
+        let graph = self.api.end_graph();
         queued?;
-        let graph = graph.map_err(|e| told("ending a graph", e))?;
-        // SAFETY: the graph is valid and is destroyed once, after its instance is made.
-        let exec = unsafe {
-            let exec = result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0));
-            let destroyed = result::graph::destroy(graph);
-            exec.and_then(|exec| destroyed.map(|()| exec))
-        };
-        let exec = exec.map_err(|e| told("making a graph", e))?;
-        Ok(Graph { gpu: Arc::clone(self), exec })
+        let graph = self.told("making a graph", graph)?;
+        Ok(Graph { gpu: Arc::clone(self), graph })
     }
 
     /// An event; it has passed until it is recorded.
     pub(crate) fn event(self: &Arc<Gpu>) -> Result<Event> {
         self.enter()?;
-        let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
-            .map_err(|e| told("making an event", e))?;
+        let event = self.told("making an event", self.api.event())?;
         Ok(Event { gpu: Arc::clone(self), event })
     }
 }
 
-impl Drop for Gpu {
-    fn drop(&mut self) {
-        // A failure here has nobody to be told to, and the process is about to end or to go on
-        // without the GPU.
-        // SAFETY: the handles are this object's own and are released once.
-        unsafe {
-            let _ = result::ctx::set_current(self.context);
-            let _ = result::stream::destroy(self.stream);
-            let _ = result::stream::destroy(self.side);
-            let _ = result::primary_ctx::release(self.device);
-        }
-    }
-}
+/// What helps where memory runs out.
+const SHRINK: &str = "a smaller --ctx or --max-running, or --kv-type q8_0, needs less";
+/// What helps where a GPU is lost.
+const RESTART: &str = "cannot be used any more; start the program anew, or use --device cpu";
 
 /// Device memory.
 #[derive(Debug)]
@@ -348,9 +261,9 @@ pub(crate) struct Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        let _ = self.gpu.enter();
+        let _ = self.gpu.api.enter();
         // SAFETY: allocated by `alloc`, freed once; freeing waits for what uses it.
-        let _ = unsafe { result::free_sync(self.ptr) };
+        unsafe { self.gpu.api.free(self.ptr) };
     }
 }
 
@@ -381,7 +294,7 @@ impl Drop for Pinned {
     fn drop(&mut self) {
         let _ = self.gpu.finish();
         // SAFETY: allocated by `pinned`, freed once, and the stream no longer uses it.
-        let _ = unsafe { result::free_host(self.at.as_ptr().cast()) };
+        unsafe { self.gpu.api.free_host(self.at.as_ptr().cast()) };
     }
 }
 
@@ -389,22 +302,16 @@ impl Drop for Pinned {
 #[derive(Debug)]
 pub(crate) struct Module {
     gpu: Arc<Gpu>,
-    module: sys::CUmodule,
+    module: usize,
 }
-
-// SAFETY: a module belongs to its context, which any thread may enter.
-unsafe impl Send for Module {}
-// SAFETY: as above; it is only read after loading.
-unsafe impl Sync for Module {}
 
 impl Module {
     /// The entry of this name.
     pub(crate) fn function(self: &Arc<Module>, name: &str) -> Result<Function> {
         self.gpu.enter()?;
-        let text = CString::new(name).map_err(|_| Error::malformed("cuda: a NUL in a name"))?;
         // SAFETY: the module is loaded.
-        let function = unsafe { result::module::get_function(self.module, text) }
-            .map_err(|e| told(&format!("looking for the kernel {name}"), e))?;
+        let function = unsafe { self.gpu.api.function(self.module, name) };
+        let function = self.gpu.told(&format!("looking for the kernel {name}"), function)?;
         Ok(Function { _module: Arc::clone(self), function, name: name.to_string() })
     }
 }
@@ -413,7 +320,7 @@ impl Drop for Module {
     fn drop(&mut self) {
         let _ = self.gpu.finish();
         // SAFETY: loaded by `module`, unloaded once, nothing of it runs any more.
-        let _ = unsafe { result::module::unload(self.module) };
+        unsafe { self.gpu.api.unload(self.module) };
     }
 }
 
@@ -421,21 +328,18 @@ impl Drop for Module {
 #[derive(Clone, Debug)]
 pub(crate) struct Function {
     _module: Arc<Module>,
-    function: sys::CUfunction,
+    function: usize,
     pub(crate) name: String,
 }
-
-// SAFETY: as for its module.
-unsafe impl Send for Function {}
 
 impl Function {
     /// Lets launches ask for so many bytes of dynamic shared memory.
     pub(crate) fn allow_shared(&self, bytes: u32) -> Result<()> {
-        use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as SIZE;
-        self._module.gpu.enter()?;
+        let gpu = &self._module.gpu;
+        gpu.enter()?;
         // SAFETY: the function belongs to a loaded module.
-        unsafe { result::function::set_function_attribute(self.function, SIZE, bytes as i32) }
-            .map_err(|e| told(&format!("giving {} shared memory", self.name), e))
+        let done = unsafe { gpu.api.allow_shared(self.function, bytes) };
+        gpu.told(&format!("giving {} shared memory", self.name), done)
     }
 }
 
@@ -443,18 +347,15 @@ impl Function {
 #[derive(Debug)]
 pub(crate) struct Graph {
     gpu: Arc<Gpu>,
-    exec: sys::CUgraphExec,
+    graph: usize,
 }
-
-// SAFETY: a graph is launched by its owner alone.
-unsafe impl Send for Graph {}
 
 impl Graph {
     /// Queues all of it with one call.
     pub(crate) fn launch(&self) -> Result<()> {
-        // SAFETY: both handles are alive.
-        unsafe { result::graph::launch(self.exec, self.gpu.stream) }
-            .map_err(|e| told("launching a graph", e))
+        self.gpu.healthy()?;
+        // SAFETY: the graph is alive.
+        self.gpu.told("launching a graph", unsafe { self.gpu.api.launch_graph(self.graph) })
     }
 }
 
@@ -462,7 +363,7 @@ impl Drop for Graph {
     fn drop(&mut self) {
         let _ = self.gpu.finish();
         // SAFETY: made by `capture`, destroyed once.
-        let _ = unsafe { result::graph::exec_destroy(self.exec) };
+        unsafe { self.gpu.api.free_graph(self.graph) };
     }
 }
 
@@ -470,43 +371,35 @@ impl Drop for Graph {
 #[derive(Debug)]
 pub(crate) struct Event {
     gpu: Arc<Gpu>,
-    event: sys::CUevent,
+    event: usize,
 }
-
-// SAFETY: an event may be used from any thread.
-unsafe impl Send for Event {}
 
 impl Event {
     /// Puts the point behind everything submitted.
     pub(crate) fn record(&self) -> Result<()> {
-        // SAFETY: both handles are alive.
-        unsafe { result::event::record(self.event, self.gpu.stream) }
-            .map_err(|e| told("recording an event", e))
+        // SAFETY: the event is alive.
+        self.gpu.told("recording an event", unsafe { self.gpu.api.record(self.event) })
     }
 
     /// Whether it has passed.
     pub(crate) fn passed(&self) -> Result<bool> {
         self.gpu.enter()?;
         // SAFETY: the event is alive.
-        match unsafe { result::event::query(self.event) } {
-            Ok(()) => Ok(true),
-            Err(e) if e.0 == sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            Err(e) => Err(told("running a step", e)),
-        }
+        self.gpu.told("running a step", unsafe { self.gpu.api.passed(self.event) })
     }
 
     /// Returns when it has passed.
     pub(crate) fn wait(&self) -> Result<()> {
         self.gpu.enter()?;
         // SAFETY: the event is alive.
-        unsafe { result::event::synchronize(self.event) }.map_err(|e| told("running a step", e))
+        self.gpu.told("running a step", unsafe { self.gpu.api.wait(self.event) })
     }
 }
 
 impl Drop for Event {
     fn drop(&mut self) {
-        let _ = self.gpu.enter();
+        let _ = self.gpu.api.enter();
         // SAFETY: made by `event`, destroyed once.
-        let _ = unsafe { result::event::destroy(self.event) };
+        unsafe { self.gpu.api.free_event(self.event) };
     }
 }

@@ -7,9 +7,9 @@
 
 use std::ops::Range;
 
-use fornax_plan::{
-    Batch, Error, Limits, Plan, Result, SampleParams, SeqStep, SlotId, Span, TokenId, Tokens, Want,
-};
+use fornax_plan::{Batch, Error, Limits, Plan, Result, SampleParams, SeqStep, Span, Tokens, Want};
+
+use crate::slots::Slots;
 
 /// Words of a row: token (or [`NONE`]: the slot's last), position, sequence, slot, tokens still
 /// to come from it, round, which of its sequence's rows it is, how many those are (0 for one that was chosen here).
@@ -20,6 +20,9 @@ pub(crate) const WANTED: usize = 4;
 pub(crate) const OUT: usize = 4;
 /// Words of a sequence's stop list: the count, then the tokens.
 pub(crate) const STOPS: usize = 16;
+/// Words of how a sequence's tokens are drawn: temperature, top-k, top-p, the logarithm of min-p, two of the seed, window and
+/// three penalties, the first position whose token the history holds, one spare.
+pub(crate) const DRAW: usize = 12;
 /// No token, no chain.
 pub(crate) const NONE: u32 = u32::MAX;
 
@@ -29,6 +32,10 @@ pub(crate) const TOKEN: u32 = 1;
 pub(crate) const LOGPROB: u32 = 2;
 /// Wanted: this choice becomes the slot's last token.
 pub(crate) const SETS_LAST: u32 = 4;
+/// Wanted, instead of [`TOKEN`]: the token is drawn, and not the best.
+pub(crate) const DRAWN: u32 = 8;
+/// Wanted, instead of [`TOKEN`]: recent tokens are penalised before.
+pub(crate) const PENALISED: u32 = 16;
 
 /// Output: a token.
 pub(crate) const CHOSEN: u32 = 1;
@@ -47,7 +54,12 @@ pub(crate) struct Shape {
     groups: usize,
     /// Entries of one block table.
     pub(crate) stride: usize,
+    /// Positions of a slot of which the device remembers the tokens.
+    pub(crate) remembered: usize,
 }
+
+/// Positions that a history has at most.
+const REMEMBERED_MAX: u32 = 1 << 18;
 
 impl Shape {
     pub(crate) fn new(plan: &Plan, limits: &Limits) -> Shape {
@@ -57,6 +69,7 @@ impl Shape {
             wanted: limits.wanted as usize,
             groups: plan.kv.len(),
             stride: limits.kv_blocks as usize,
+            remembered: plan.hyper.context.clamp(1, REMEMBERED_MAX) as usize,
         }
     }
 
@@ -85,16 +98,22 @@ impl Shape {
         start..start + self.slots * STOPS
     }
 
+    /// How every sequence's tokens are drawn.
+    pub(crate) fn draws(&self) -> Range<usize> {
+        let start = self.stops().end;
+        start..start + self.slots * DRAW
+    }
+
     /// One group's block tables, sequence after sequence.
     pub(crate) fn tables(&self, group: usize) -> Range<usize> {
         let len = self.slots * self.stride;
-        let start = self.stops().end + group * len;
+        let start = self.draws().end + group * len;
         start..start + len
     }
 
     /// All words.
     pub(crate) fn len(&self) -> usize {
-        self.stops().end + self.groups * self.slots * self.stride
+        self.draws().end + self.groups * self.slots * self.stride
     }
 
     /// Words of all outputs of a ticket.
@@ -118,19 +137,8 @@ pub(crate) struct Feed {
     pub(crate) chain: Vec<u32>,
     /// Rounds that the device runs for the ticket, the first included.
     pub(crate) rounds: u32,
-    /// The host chooses the tokens: the device runs the first round and hands logits over.
-    pub(crate) on_host: bool,
-}
-
-/// Where the token is that a slot chose last.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Last {
-    /// Nothing was chosen yet.
-    Nowhere,
-    /// On the device, or it will be when the steps under way have run.
-    Device,
-    /// Here.
-    Host(TokenId),
+    /// [`DRAWN`] and [`PENALISED`], where some sequence asks for it.
+    pub(crate) ways: u32,
 }
 
 impl Feed {
@@ -140,11 +148,12 @@ impl Feed {
             batch: Batch::with_capacity(limits),
             chain: Vec::with_capacity(shape.slots),
             rounds: 1,
-            on_host: false,
+            ways: 0,
         }
     }
 
-    /// Checks the step and lays out its words. `last` tells where a slot's last token is.
+    /// Checks the step and lays out its words. `known` tells whether a slot has chosen a token, or will have when this step
+    /// runs; and `start` from which position on a slot's history is known.
     ///
     /// # Errors
     /// `is_malformed` as [`Batch::fill`], `is_unsupported` for more rounds or stop tokens than the
@@ -158,22 +167,18 @@ impl Feed {
         kv_block: u32,
         shape: &Shape,
         ticket: u32,
-        last: impl Fn(SlotId) -> Last,
+        slots: &Slots,
     ) -> Result<()> {
-        // Where the token itself is on the device, any valid one stands for it in the check.
-        let token = |slot| match last(slot) {
-            Last::Nowhere => None,
-            Last::Device => Some(0),
-            Last::Host(token) => Some(token),
-        };
-        self.batch.fill(step, plan, limits, kv_block, token)?;
-        self.on_host = step.iter().any(|s| s.sample.is_some_and(|s| !greedy(&s)));
-        self.rounds = 1;
+        // The token itself is on the device; any valid one stands for it in the check.
+        self.batch.fill(step, plan, limits, kv_block, |slot| slots.known(slot).then_some(0))?;
+        (self.rounds, self.ways) = (1, 0);
         for (ix, seq) in step.iter().enumerate() {
             check(ix, seq)?;
-            if !self.on_host {
-                self.rounds = self.rounds.max(seq.max_new);
-            }
+            self.rounds = self.rounds.max(seq.max_new);
+            let sample = seq.sample.unwrap_or_default();
+            self.ways |= ways(&sample);
+            let words = draw(&sample, slots.start(seq.slot));
+            self.words[shape.draws()][ix * DRAW..][..DRAW].copy_from_slice(&words);
             let stops = &mut self.words[shape.stops()][ix * STOPS..][..STOPS];
             stops[0] = seq.stop.len() as u32;
             stops[1..=seq.stop.len()].copy_from_slice(seq.stop);
@@ -183,28 +188,22 @@ impl Feed {
                 to.iter_mut().zip(*table).for_each(|(to, block)| *to = block.0);
             }
         }
-        self.lay(step, shape, ticket, last);
+        self.rows(step, shape);
+        self.wants(step, shape, ticket);
         Ok(())
     }
 
-    /// The words of the rows and wants of `batch`: of the step, or of one more round of it that
-    /// the host has laid out.
-    pub(crate) fn lay(
-        &mut self,
-        step: &[SeqStep<'_>],
-        shape: &Shape,
-        ticket: u32,
-        last: impl Fn(SlotId) -> Last,
-    ) {
-        self.rows(step, shape, last);
-        self.wants(step, shape, ticket);
+    /// Words of the outputs that the ticket may fill.
+    pub(crate) fn out_len(&self, shape: &Shape) -> usize {
+        let (first, next) = shape.out_counts();
+        let rounds = self.rounds as usize;
+        OUT * if rounds == 1 { self.batch.wanted.len() } else { first + (rounds - 1) * next }
     }
 
-    fn rows(&mut self, step: &[SeqStep<'_>], shape: &Shape, last: impl Fn(SlotId) -> Last) {
+    fn rows(&mut self, step: &[SeqStep<'_>], shape: &Shape) {
         self.chain.clear();
         for span in &self.batch.spans {
-            let last = matches!(step[span.seq as usize].tokens, Tokens::Last { .. })
-                && last(span.slot) == Last::Device;
+            let last = matches!(step[span.seq as usize].tokens, Tokens::Last { .. });
             for row in span.start..span.start + span.rows {
                 let r = self.batch.rows[row as usize];
                 let token = if last && row == span.start { NONE } else { r.token };
@@ -213,7 +212,7 @@ impl Feed {
                 self.words[row as usize * ROW..][..ROW].copy_from_slice(&words);
             }
             let seq = &step[span.seq as usize];
-            if seq.max_new > 1 && !self.on_host {
+            if seq.max_new > 1 {
                 let at = shape.chain_base() + self.chain.len();
                 let words = [0, 0, span.seq, span.slot.0, seq.max_new, 1, 0, 0];
                 self.words[at * ROW..][..ROW].copy_from_slice(&words);
@@ -224,18 +223,21 @@ impl Feed {
 
     fn wants(&mut self, step: &[SeqStep<'_>], shape: &Shape, ticket: u32) {
         let Batch { rows, wanted, spans, .. } = &self.batch;
-        let on_host = self.on_host;
-        let kind = |want: Want| match want {
-            Want::Token { logprob } if !on_host => TOKEN | if logprob { LOGPROB } else { 0 },
+        // Who chooses: the kernel that finds the best, or those that draw.
+        let who = |seq: u32| match ways(&step[seq as usize].sample.unwrap_or_default()) {
+            0 => TOKEN,
+            ways => ways,
+        };
+        let kind = |want: Want, seq: u32| match want {
+            Want::Token { logprob } => who(seq) | if logprob { LOGPROB } else { 0 },
             _ => 0,
         };
         for (ix, w) in wanted.iter().enumerate() {
             let seq = rows[w.row as usize].seq;
-            let mut flags = kind(w.want);
-            let later = |o: &fornax_plan::Wanted| {
-                rows[o.row as usize].seq == seq && kind(o.want) & TOKEN != 0
-            };
-            if flags & TOKEN != 0 && !wanted[ix + 1..].iter().any(later) {
+            let mut flags = kind(w.want, seq);
+            let later =
+                |o: &fornax_plan::Wanted| rows[o.row as usize].seq == seq && kind(o.want, seq) != 0;
+            if flags != 0 && !wanted[ix + 1..].iter().any(later) {
                 flags |= SETS_LAST;
             }
             let ends = |s: &Span| s.seq == seq && w.row + 1 == s.start + s.rows;
@@ -246,7 +248,7 @@ impl Feed {
             self.words[shape.wanted()][ix * WANTED..][..WANTED].copy_from_slice(&words);
         }
         for (ix, seq) in self.chain.iter().enumerate() {
-            let want = step[*seq as usize].wants.last().map_or(0, |(_, w)| kind(*w));
+            let want = step[*seq as usize].wants.last().map_or(0, |(_, w)| kind(*w, *seq));
             let chain = (shape.chain_base() + ix) as u32;
             let words = [ix as u32, want | SETS_LAST, chain, ticket];
             self.words[shape.chain_wanted()][ix * WANTED..][..WANTED].copy_from_slice(&words);
@@ -266,11 +268,29 @@ fn check(ix: usize, seq: &SeqStep<'_>) -> Result<()> {
     Ok(())
 }
 
-/// True where the parameters ask for the highest logit, unchanged.
-pub(crate) fn greedy(s: &SampleParams) -> bool {
-    let penalises =
-        s.repeat_penalty != 1.0 || s.frequency_penalty != 0.0 || s.presence_penalty != 0.0;
-    s.temperature == 0.0 && (s.penalty_window == 0 || !penalises)
+/// Which of [`DRAWN`] and [`PENALISED`] the parameters ask for.
+pub(crate) fn ways(s: &SampleParams) -> u32 {
+    let drawn = if s.temperature > 0.0 { DRAWN } else { 0 };
+    drawn | if s.penalises() { PENALISED } else { 0 }
+}
+
+/// The parameters as the kernels read them.
+fn draw(s: &SampleParams, start: u32) -> [u32; DRAW] {
+    let floor = if s.min_p > 0.0 { s.min_p.ln() } else { f32::NEG_INFINITY };
+    [
+        s.temperature.to_bits(),
+        s.top_k,
+        s.top_p.to_bits(),
+        floor.to_bits(),
+        s.seed as u32,
+        (s.seed >> 32) as u32,
+        s.penalty_window,
+        s.repeat_penalty.to_bits(),
+        s.frequency_penalty.to_bits(),
+        s.presence_penalty.to_bits(),
+        start,
+        0,
+    ]
 }
 
 #[cfg(test)]
@@ -278,7 +298,7 @@ mod tests {
     use super::*;
     use fornax_gguf::TensorType;
     use fornax_plan::conformance;
-    use fornax_plan::{BlockId, KvType};
+    use fornax_plan::{BlockId, KvType, SlotId};
 
     const LIMITS: Limits = Limits {
         slots: 3,
@@ -293,7 +313,7 @@ mod tests {
     };
 
     /// Lays out one step of a prompt of two tokens in slot 2 and a continuation in slot 0.
-    fn laid(last: Last, sample: Option<SampleParams>, stop: &[u32]) -> Result<(Feed, Shape)> {
+    fn laid(known: bool, sample: Option<SampleParams>, stop: &[u32]) -> Result<(Feed, Shape)> {
         let plan = conformance::proof(TensorType::F32).plan;
         let shape = Shape::new(&plan, &LIMITS);
         let mut feed = Feed::new(&shape, &LIMITS);
@@ -313,13 +333,17 @@ mod tests {
         let tokens = Tokens::Last { draft: &[] };
         let (slot, max_new) = (SlotId(0), 1);
         let more = SeqStep { slot, tokens, pos: 5, wants: &second, max_new, ..prompt.clone() };
-        feed.fill(&[prompt, more], &plan, &LIMITS, 32, &shape, 9, |_| last)?;
+        let mut slots = Slots::new(&LIMITS, 16);
+        if known {
+            slots.chooses(SlotId(0));
+        }
+        feed.fill(&[prompt, more], &plan, &LIMITS, 32, &shape, 9, &slots)?;
         Ok((feed, shape))
     }
 
     #[test]
     fn rows_wants_and_chains_lie_where_the_shape_says() {
-        let (feed, shape) = laid(Last::Device, None, &[5, 6]).unwrap();
+        let (feed, shape) = laid(true, None, &[5, 6]).unwrap();
         let row = |at: usize| &feed.words[at * ROW..][..6];
         assert_eq!(row(1), [8, 1, 0, 2, 1, 0]);
         assert_eq!(row(2), [NONE, 5, 1, 0, 1, 0], "the token is on the device");
@@ -333,19 +357,23 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_draws_has_one_round_and_leaves_the_choice_to_the_host() {
-        let warm = SampleParams { temperature: 1.0, ..SampleParams::default() };
-        let (feed, shape) = laid(Last::Host(30), Some(warm), &[]).unwrap();
-        assert!(feed.on_host && feed.rounds == 1 && feed.chain.is_empty());
-        assert_eq!(feed.words[2 * ROW], 30, "a token that is here is uploaded");
-        assert_eq!(feed.words[shape.wanted()][..WANTED], [1, 0, NONE, 9]);
+    fn who_draws_is_chosen_for_by_other_kernels_and_goes_on_alike() {
+        let warm = SampleParams { temperature: 1.0, seed: 7 << 32, ..SampleParams::default() };
+        let (feed, shape) = laid(true, Some(warm), &[]).unwrap();
+        assert_eq!((feed.ways, feed.rounds, &feed.chain[..]), (DRAWN, 4, &[0][..]));
+        assert_eq!(feed.words[shape.wanted()][1], DRAWN | LOGPROB | SETS_LAST);
+        assert_eq!(feed.words[shape.chain_wanted()][1], DRAWN | LOGPROB | SETS_LAST);
+        let draw = &feed.words[shape.draws()][..DRAW];
+        assert_eq!(draw[..6], [1f32.to_bits(), 0, 1f32.to_bits(), 0xff80_0000, 0, 7]);
+        let strict = SampleParams { presence_penalty: 1.0, ..SampleParams::default() };
+        assert_eq!(laid(true, Some(strict), &[]).unwrap().0.ways, PENALISED);
     }
 
     #[test]
     fn what_has_no_room_is_refused_by_name() {
-        let e = laid(Last::Device, None, &[1; STOPS]).unwrap_err();
+        let e = laid(true, None, &[1; STOPS]).unwrap_err();
         assert!(e.is_unsupported() && e.to_string().contains("16 stop tokens, at most 15"), "{e}");
-        let e = laid(Last::Nowhere, None, &[]).unwrap_err();
+        let e = laid(false, None, &[]).unwrap_err();
         assert!(e.is_malformed() && e.to_string().contains("chosen no token"), "{e}");
     }
 }

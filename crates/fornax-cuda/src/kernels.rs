@@ -9,14 +9,18 @@ use fornax_plan::Result;
 use crate::compiler::Compiler;
 use crate::driver::{Gpu, Module};
 use crate::fast::planes;
-use crate::fast::stage::{ROWS_THREADS, THREADS};
 use crate::rows;
+use crate::fast::stage::{ROWS_THREADS, THREADS};
 
 /// Headers by the names under which the sources include them.
 pub(crate) static HEADERS: &[(&str, &str)] = &[
     ("../layout.cuh", include_str!("../kernels/layout.cuh")),
     ("layout.cuh", include_str!("../kernels/layout.cuh")),
-    ("../weights.cuh", include_str!("../kernels/weights.cuh")),
+    ("weights.cuh", include_str!("../kernels/weights.cuh")),
+    ("codebooks.cuh", include_str!("../kernels/codebooks.cuh")),
+    ("../rare.cuh", include_str!("../kernels/rare.cuh")),
+    ("../activate.cuh", include_str!("../kernels/activate.cuh")),
+    ("../chosen.cuh", include_str!("../kernels/chosen.cuh")),
     ("../planes.cuh", include_str!("../kernels/planes.cuh")),
     ("planes.cuh", include_str!("../kernels/planes.cuh")),
     ("../tensor.cuh", include_str!("../kernels/tensor.cuh")),
@@ -208,6 +212,20 @@ pub(crate) const WEIGHT_TYPES: &[TensorType] = &[
     TensorType::Q5_K,
     TensorType::Q6_K,
     TensorType::MXFP4,
+    TensorType::Q2_K,
+    TensorType::Q3_K,
+    TensorType::IQ2_XXS,
+    TensorType::IQ2_XS,
+    TensorType::IQ2_S,
+    TensorType::IQ3_XXS,
+    TensorType::IQ3_S,
+    TensorType::IQ1_S,
+    TensorType::IQ1_M,
+    TensorType::IQ4_NL,
+    TensorType::IQ4_XS,
+    TensorType::TQ1_0,
+    TensorType::TQ2_0,
+    TensorType::NVFP4,
 ];
 
 /// How the entries of a family are told apart.
@@ -260,6 +278,38 @@ pub fn families() -> &'static [Family] {
             name: "choose",
             source: include_str!("../kernels/choose/choose.cu"),
             entries: &[("select_rows", Suffix::None), ("argmax", Suffix::None)],
+        },
+        Family {
+            name: "moe",
+            source: include_str!("../kernels/moe/moe.cu"),
+            entries: &[
+                ("moe_route", Suffix::None),
+                ("moe_product", W),
+                ("moe_act", Suffix::None),
+                ("moe_sum", Suffix::None),
+            ],
+        },
+        Family {
+            name: "conv",
+            source: include_str!("../kernels/conv/conv.cu"),
+            entries: &[("short_conv", Suffix::None)],
+        },
+        Family {
+            name: "convert",
+            source: include_str!("../kernels/convert/convert.cu"),
+            entries: &[("round_rows", Suffix::None), ("activate_rows", Suffix::None)],
+        },
+        Family {
+            name: "sample",
+            source: include_str!("../kernels/sample/sample.cu"),
+            entries: &[
+                ("note_tokens", Suffix::None),
+                ("survey", Suffix::None),
+                ("penalise", Suffix::None),
+                ("gather", Suffix::None),
+                ("draw_token", Suffix::None),
+                ("pick", Suffix::None),
+            ],
         },
     ]
 }

@@ -4,6 +4,10 @@
 //!
 //! A machine without an NVIDIA driver gets an error from [`CudaDevice::open`] and nothing else.
 
+// The examples that tests share name the crate.
+#[cfg(test)]
+extern crate self as fornax_cuda;
+
 mod args;
 mod compiler;
 mod device;
@@ -11,6 +15,8 @@ mod driver;
 mod fast;
 mod feed;
 mod kernels;
+#[cfg(test)]
+mod ladder;
 mod prepare;
 mod program;
 mod rows;

@@ -1,8 +1,12 @@
 //! A plan's ops as launches: which kernel, which memory, which grid. What can be decided before
 //! the first token is decided here, and what cannot be done is refused by name. It knows no step.
 
+mod action;
+mod choice;
+mod mixture;
 mod places;
 mod plain;
+mod room;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -15,7 +19,7 @@ use fornax_plan::{ActMode, Error, KvType, Limits, Op, Plan, Result, RowSpace, Va
 use crate::args::EmbedRowsArgs;
 use crate::args::{EmbedArgs, NormArgs, SelectArgs};
 use crate::compiler::Compiler;
-use crate::driver::{Function, Gpu, Memory, Module};
+use crate::driver::{Gpu, Memory, Module};
 use crate::fast::decode::{Decode, Parts, RowsKernel, Words};
 use crate::fast::fold::{self, Folded};
 use crate::fast::planes;
@@ -26,76 +30,13 @@ use crate::kernels::{self, entry};
 use crate::rows::{self, Rows};
 use crate::support::refusals;
 
+pub(crate) use self::action::{Action, Extent, Grid, Place};
 use self::places::{Fast, Places, planed_table, raw_weights};
 
 /// Tokens of one KV block.
 pub(crate) const KV_BLOCK: u32 = 64;
-/// Warps of a block that takes one output or head a warp, and rows of a tile.
+/// Warps of a block that takes one output or head a warp.
 const WARPS: u32 = 8;
-const TILE: u32 = 8;
-
-/// An argument: memory of the program, or this round's part of the step's words.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Place {
-    At(u64),
-    /// This round's rows.
-    Rows,
-    /// This round's wanted rows.
-    Wanted,
-}
-
-/// Which rows an action runs over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Extent {
-    Rows,
-    Wanted,
-}
-
-/// Blocks of a launch.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Grid {
-    /// One for each row.
-    Rows,
-    /// So many, times one for each row.
-    ByRow(u32),
-    /// So many, times one for each tile of rows.
-    ByTile(u32),
-}
-
-impl Grid {
-    pub(crate) fn of(self, rows: u32) -> (u32, u32) {
-        match self {
-            Grid::Rows => (rows, 1),
-            Grid::ByRow(x) => (x, rows),
-            Grid::ByTile(x) => (x, rows.div_ceil(TILE)),
-        }
-    }
-}
-
-/// One step of a round.
-#[derive(Clone, Debug)]
-pub(crate) enum Action {
-    Launch {
-        op: u32,
-        function: Function,
-        grid: Grid,
-        threads: u32,
-        extent: Extent,
-        /// The first word is the number of rows.
-        constants: Vec<u32>,
-        /// A word for where this round's rows begin among all rows.
-        base_at: Option<usize>,
-        places: Vec<Place>,
-    },
-    /// A product of any number of rows, by the stage at this address.
-    Stage { op: u32, at: u64, extent: Extent },
-    /// The embedding out of planes.
-    EmbedRows { op: u32, constants: Vec<u32>, places: Vec<Place> },
-    /// The host's copy of the logits, where it wants them.
-    CopyLogits { from: u64 },
-    /// The host's copy of the hidden rows.
-    CopyHidden { from: u64 },
-}
 
 /// One layer's keys and values.
 #[derive(Debug)]
@@ -126,13 +67,17 @@ pub(crate) struct Prepared {
     pub(crate) many: Option<Rows>,
     /// By slot: the token chosen last.
     pub(crate) last: u64,
+    /// By slot, then by position: tokens that penalties look at.
+    pub(crate) history: u64,
+    /// By state: that of every slot.
+    pub(crate) states: Vec<Memory>,
     pub(crate) weight_bytes: u64,
     pub(crate) scratch_bytes: u64,
     /// Kept for the actions, which hold addresses.
     _memory: Vec<Memory>,
 }
 
-/// Makes everything ready.
+/// Makes everything ready. `long_from` is from where on products of many rows have activations of halves.
 ///
 /// # Errors
 /// `is_malformed` for a plan that contradicts itself or a kernel that does not compile,
@@ -149,8 +94,9 @@ pub(crate) fn prepare(
     if let Some(r) = refusals(plan, limits).first() {
         return Err(Error::unsupported(format!("cuda: {}: {}; {}", r.what, r.why, r.help)));
     }
-    check_room(gpu, plan, limits)?;
-    let exact = limits.act == Some(ActMode::F32);
+    room::check(gpu, plan, limits)?;
+    // The stand-in has no fast kernels: they are written in NVIDIA's own instructions.
+    let exact = limits.act == Some(ActMode::F32) || gpu.arch == 0;
     let folded = if exact { fold::nothing(plan) } else { fold::fold(plan) };
     let mut builder = Builder::new(gpu, compiler, &folded, limits, shape, exact)?;
     let mut spans = Vec::new();
@@ -159,7 +105,8 @@ pub(crate) fn prepare(
         builder.op(at, op)?;
         spans.push(from..builder.out.actions.len());
     }
-    let many = if exact { None } else { builder.many(&spans, long_from)? };
+    // Tensor cores add in an order that the rows of a step decide.
+    let many = if exact || limits.deterministic { None } else { builder.many(&spans, long_from)? };
     let mut prepared = builder.finish()?;
     prepared.scratch_bytes += many.as_ref().map_or(0, Rows::scratch_bytes);
     prepared.many = many;
@@ -181,22 +128,6 @@ pub(crate) fn kv_bytes(ty: KvType, elements: usize) -> usize {
 fn pool_bytes(g: &fornax_plan::KvGroup, limits: &Limits) -> [usize; 2] {
     let tokens = limits.kv_blocks as usize * KV_BLOCK as usize;
     [g.k_width, g.v_width].map(|w| kv_bytes(limits.kv_type, tokens * (g.heads * w) as usize))
-}
-
-fn check_room(gpu: &Gpu, plan: &Plan, limits: &Limits) -> Result<()> {
-    let weights: u64 = distinct(plan).values().map(|w| *w as u64).sum();
-    let kv = |g: &fornax_plan::KvGroup| {
-        (pool_bytes(g, limits).iter().sum::<usize>() * g.layers.len()) as u64
-    };
-    let kv: u64 = plan.kv.iter().map(kv).sum();
-    let free = gpu.free_bytes()?;
-    if weights + kv > free {
-        return Err(Error::out_of_memory(format!(
-            "cuda: {weights} bytes of weights and {kv} bytes of keys and values are needed, {free} \
-             are free; lower the KV limit or use a smaller model"
-        )));
-    }
-    Ok(())
 }
 
 /// Where a weight's bytes are, and how many; a tied head is the embedding table a second time.
@@ -223,6 +154,10 @@ struct Builder<'a> {
     places: Places,
     modules: HashMap<&'static str, Arc<Module>>,
     fast: Option<Fast>,
+    /// Block formats see 8-bit activations.
+    rounds: bool,
+    /// Memory within an op, by what it is for and its words; one op after the other has it.
+    scratch: HashMap<(&'static str, usize), u64>,
     out: Prepared,
 }
 
@@ -282,6 +217,9 @@ impl<'a> Builder<'a> {
             pools.push(g.layers.iter().map(pool).collect::<Result<Vec<_>>>()?);
         }
         let last = keep(gpu.alloc(4 * limits.slots as usize)?);
+        let history = keep(gpu.alloc(4 * limits.slots as usize * shape.remembered)?);
+        let state = |s: &fornax_plan::StateSpec| gpu.alloc(4 * (limits.slots * s.len) as usize);
+        let states = plan.states.iter().map(state).collect::<Result<Vec<_>>>()?;
         let at = |p: &Pool| [p.keys.ptr, p.values.ptr];
         let places = Places {
             gpu: Arc::clone(gpu),
@@ -303,6 +241,8 @@ impl<'a> Builder<'a> {
             decode: None,
             many: None,
             last,
+            history,
+            states,
             weight_bytes: uploaded.keys().map(|(_, len)| *len as u64).sum(),
             scratch_bytes,
             _memory: Vec::new(),
@@ -330,6 +270,8 @@ impl<'a> Builder<'a> {
             places,
             modules,
             fast,
+            rounds: limits.act != Some(ActMode::F32),
+            scratch: HashMap::new(),
             out,
         })
     }
@@ -377,7 +319,10 @@ impl<'a> Builder<'a> {
             let Fast { planes, wire, merge, at, .. } = &mut fast;
             let _ = at;
             let merge_memory = std::mem::replace(merge, [gpu.alloc(4)?, gpu.alloc(4)?]);
-            self.out.decode = Decode::new(&parts, wire, merge_memory, x, planes)?;
+            // Whole steps share the work out by the rows that there are.
+            if !self.limits.deterministic {
+                self.out.decode = Decode::new(&parts, wire, merge_memory, x, planes)?;
+            }
             self.out.weight_bytes += fast.planes.bytes;
             self.places.memory.push(fast.at);
             self.places.memory.extend(fast.planes.finish()?);
@@ -423,7 +368,7 @@ impl<'a> Builder<'a> {
         places: Vec<Place>,
     ) -> Result<()> {
         let function = self.module(family)?.function(name)?;
-        let base_at = None;
+        let (base_at, ways) = (None, 0);
         self.out.actions.push(Action::Launch {
             op,
             function,
@@ -433,8 +378,24 @@ impl<'a> Builder<'a> {
             constants,
             base_at,
             places,
+            ways,
         });
         Ok(())
+    }
+
+    /// Memory that one op after the other may use: so many words for each row.
+    fn scratch(&mut self, what: &'static str, extent: Extent, width: u32) -> Result<Place> {
+        let rows = if extent == Extent::Rows { self.limits.rows } else { self.limits.wanted };
+        let words = rows.max(self.limits.slots) as usize * width as usize;
+        if let Some(at) = self.scratch.get(&(what, words)) {
+            return Ok(Place::At(*at));
+        }
+        let memory = self.gpu.alloc(4 * words)?;
+        let at = memory.ptr;
+        self.out.scratch_bytes += memory.len as u64;
+        self.places.memory.push(memory);
+        self.scratch.insert((what, words), at);
+        Ok(Place::At(at))
     }
 
     /// A family with entries for the formats that plain kernels read, compiled when it is first needed.
@@ -524,12 +485,13 @@ impl<'a> Builder<'a> {
                 self.push(at, ("norm", "rms_norm"), shape, constants.words(), places)
             }
             Op::MatMul { x, linear, residual, out } => {
-                self.matmul(at, x, linear, residual, out, (1.0, None))
+                let residual = residual.map(|r| self.value(r));
+                self.matmul(at, x, linear, residual, self.value(out), (1.0, None))
             }
             Op::Qkv { x, q, k, v, q_out, k_out, v_out } => {
-                self.matmul(at, x, q, None, q_out, (1.0, None))?;
-                self.matmul(at, x, k, None, k_out, (1.0, None))?;
-                self.matmul(at, x, v, None, v_out, (1.0, None))
+                self.matmul(at, x, q, None, self.value(q_out), (1.0, None))?;
+                self.matmul(at, x, k, None, self.value(k_out), (1.0, None))?;
+                self.matmul(at, x, v, None, self.value(v_out), (1.0, None))
             }
             Op::QkNormRope { q, k, q_norm, k_norm, q_out, k_out, .. } => {
                 self.norm_rope(at, op, q, q_norm, q_out)?;
@@ -545,17 +507,17 @@ impl<'a> Builder<'a> {
                 self.push(at, ("choose", "select_rows"), shape, constants, places)
             }
             Op::Logits { x, linear, scale, softcap, out } => {
-                self.matmul(at, x, linear, None, out, (scale, softcap))
+                self.matmul(at, x, linear, None, self.value(out), (scale, softcap))
             }
-            Op::Sample { logits } => self.argmax(at, logits),
+            Op::Sample { logits } => self.choice(at, logits),
             Op::HiddenOut { x } => {
                 let from = self.places.value(x);
                 self.out.actions.push(Action::CopyHidden { from });
                 Ok(())
             }
-            Op::ShortConv { .. } | Op::MoeRoute { .. } | Op::MoeMlp { .. } => {
-                Err(Error::unsupported(format!("cuda: no kernel for {}", op.name())))
-            }
+            Op::ShortConv { x, kernel, state, out } => self.short_conv(at, x, kernel, state, out),
+            Op::MoeRoute { .. } => self.moe_route(at, op),
+            Op::MoeMlp { .. } => self.moe(at, op),
         }
     }
 }

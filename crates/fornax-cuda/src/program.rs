@@ -3,19 +3,20 @@
 //! knows no kernel.
 
 mod cache;
+mod results;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
 use fornax_plan::{
-    Cmd, Error, Limits, MemoryUse, Op, OpTime, Plan, Program, Progress, Result, RowOut,
-    SampleParams, SeqStep, SlotId, StepOutput, Ticket, TokenOut, Want, sample,
+    Cmd, Error, Limits, MemoryUse, Op, OpTime, Plan, Program, Progress, Result,
+    SeqStep, SlotId, StepOutput, Ticket, Want,
 };
 
 use crate::driver::{Event, Gpu, Graph, Pinned};
 use crate::fast::stage::ROWS_THREADS;
-use crate::feed::{self, CHOSEN, Feed, NONE, OUT, ROW, Shape, UNUSABLE};
+use crate::feed::{self, Feed, PENALISED, ROW, Shape};
 use crate::prepare::{Action, Extent, KV_BLOCK, Place, Prepared};
 use crate::rows::{self, Item, Kinds};
 use crate::slots::Slots;
@@ -33,8 +34,6 @@ struct Frame {
     logits: Option<(usize, Pinned)>,
     hidden: Option<(usize, Pinned)>,
     done: Event,
-    /// By sequence: how its tokens are chosen.
-    params: Vec<Option<SampleParams>>,
     /// What the ticket gave, once the host has seen it.
     result: StepOutput,
     /// Why it gave nothing, told to whoever waits for it.
@@ -56,6 +55,8 @@ struct Round {
     rows: u32,
     wanted: u32,
     kinds: Kinds,
+    /// How tokens are chosen, beside as the best.
+    ways: u32,
 }
 
 #[derive(Debug)]
@@ -71,8 +72,6 @@ pub(crate) struct CudaProgram {
     free: Vec<usize>,
     flights: VecDeque<Flight>,
     slots: Slots,
-    /// By span of the flight whose results are taken in: no step under way chooses another token.
-    newest: Vec<bool>,
     tickets: u32,
     /// Filled while profiling: seconds by op.
     times: Option<Vec<f64>>,
@@ -96,7 +95,6 @@ impl CudaProgram {
                 logits: None,
                 hidden: None,
                 done: gpu.event()?,
-                params: Vec::with_capacity(limits.slots as usize),
                 result: StepOutput::default(),
                 failed: None,
             })
@@ -111,8 +109,7 @@ impl CudaProgram {
             limits: limits.clone(),
             free: (0..IN_FLIGHT_MAX).collect(),
             flights: VecDeque::with_capacity(IN_FLIGHT_MAX),
-            slots: Slots::new(limits, vocab, plan.hyper.context),
-            newest: Vec::with_capacity(limits.slots as usize),
+            slots: Slots::new(limits, plan.hyper.context),
             tickets: 0,
             times: None,
             vocab,
@@ -127,12 +124,13 @@ impl CudaProgram {
         let f = &mut self.frames[frame];
         let batch = &f.feed.batch;
         let host = |w: &fornax_plan::Wanted| !matches!(w.want, Want::Token { .. });
-        let copies = f.feed.on_host || batch.wanted.iter().any(host);
+        let copies = batch.wanted.iter().any(host);
         let (rows, wanted) = (batch.rows.len() as u32, batch.wanted.len() as u32);
         // One row of each sequence, each of them wanted: the shape of decoding.
         let in_turn = batch.wanted.iter().enumerate().all(|(ix, w)| w.row as usize == ix);
         let single = rows == wanted && batch.spans.len() == rows as usize && in_turn;
-        let (chain, rounds) = (f.feed.chain.len() as u32, f.feed.rounds);
+        let (chain, rounds, ways) = (f.feed.chain.len() as u32, f.feed.rounds, f.feed.ways);
+        let outs = f.feed.out_len(&self.shape);
         f.upload.words_mut()[..f.feed.words.len()].copy_from_slice(&f.feed.words);
         self.gpu.upload_queued(&self.prepared.feed, &f.upload, f.feed.words.len())?;
         self.gpu.clear_queued(&self.prepared.out)?;
@@ -140,10 +138,11 @@ impl CudaProgram {
             self.room(frame, wanted as usize)?;
         }
         let kinds = self.kinds(frame);
-        let first = Round { first: true, rows, wanted, kinds };
+        let first = Round { first: true, rows, wanted, kinds, ways };
         // One token a sequence: the shape of steady decoding.
         let steady = rows == wanted && rows <= self.limits.slots;
         if single && self.whole_step(first, 1)? {
+            self.choices(first)?;
             if copies {
                 self.copies(first, frame)?;
             }
@@ -157,15 +156,41 @@ impl CudaProgram {
         }
         let few = self.prepared.many.as_ref().is_none_or(|m| m.few_rows() > 0);
         let kinds = Kinds { few, many: !few, ..kinds };
-        let next = Round { first: false, rows: chain, wanted: chain, kinds };
-        if rounds > 1 && !self.whole_step(next, rounds - 1)? {
-            for _ in 1..rounds {
-                self.replay(next)?;
+        let next = Round { first: false, rows: chain, wanted: chain, kinds, ways };
+        self.chain(next, rounds - 1)?;
+        let f = &mut self.frames[frame];
+        self.gpu.download_queued(self.prepared.out.ptr, &mut f.out, outs)?;
+        f.done.record()
+    }
+
+    /// Queues the further rounds of a ticket.
+    fn chain(&mut self, round: Round, rounds: u32) -> Result<()> {
+        // What is chosen by a draw needs kernels of its own after each round.
+        if rounds > 0 && round.ways == 0 && self.whole_step(round, rounds)? {
+            return Ok(());
+        }
+        for _ in 0..rounds {
+            if round.ways != 0 && self.whole_step(round, 1)? {
+                self.choices(round)?;
+            } else {
+                self.replay(round)?;
             }
         }
-        let f = &mut self.frames[frame];
-        self.gpu.download_queued(self.prepared.out.ptr, &mut f.out, self.shape.out_len())?;
-        f.done.record()
+        Ok(())
+    }
+
+    /// Queues the draws and penalties behind a whole step.
+    fn choices(&mut self, round: Round) -> Result<()> {
+        if round.ways == 0 {
+            return Ok(());
+        }
+        let drawn = |a: &Action| matches!(a, Action::Launch { ways, .. } if *ways != 0);
+        for at in 0..self.prepared.actions.len() {
+            if drawn(&self.prepared.actions[at]) {
+                self.action(at, round, None)?;
+            }
+        }
+        Ok(())
     }
 
     /// Queues so many rounds as one launch; false where there is no kernel for that.
@@ -311,7 +336,8 @@ impl CudaProgram {
             self.copy(at, round, frame)?;
         }
         let started = self.times.is_some().then(Instant::now);
-        let rows = |extent: Extent| if extent == Extent::Rows { round.rows } else { round.wanted };
+        let rows =
+            |extent: Extent| if extent == Extent::Rows { round.rows } else { round.wanted };
         let op = match &self.prepared.actions[at] {
             Action::CopyLogits { .. } | Action::CopyHidden { .. } => return Ok(()),
             Action::Stage { op, at, extent } => {
@@ -321,7 +347,14 @@ impl CudaProgram {
                     words[0] = n;
                     let grid = (self.gpu.units, n.div_ceil(kernel.rows));
                     let shared = kernel.room.bytes;
-                    self.gpu.launch(&kernel.stage, grid, ROWS_THREADS, shared, &words, &[*at])?;
+                    self.gpu.launch(
+                        &kernel.stage,
+                        grid,
+                        ROWS_THREADS,
+                        shared,
+                        &words,
+                        &[*at],
+                    )?;
                 }
                 *op
             }
@@ -337,9 +370,19 @@ impl CudaProgram {
                 }
                 *op
             }
-            Action::Launch { op, function, grid, threads, extent, constants, base_at, places } => {
+            Action::Launch {
+                op,
+                function,
+                grid,
+                threads,
+                extent,
+                constants,
+                base_at,
+                places,
+                ways,
+            } => {
                 let n = rows(*extent);
-                if n == 0 {
+                if n == 0 || *ways != 0 && *ways & round.ways == 0 {
                     return Ok(());
                 }
                 let words = &mut words[..constants.len()];
@@ -355,153 +398,6 @@ impl CudaProgram {
             }
         };
         self.note(op, started)
-    }
-
-    /// Waits for the flights up to number `at` and takes their results in, in order.
-    fn see(&mut self, at: usize) -> Result<()> {
-        for ix in 0..=at {
-            let flight = self.flights[ix];
-            if flight.seen {
-                continue;
-            }
-            self.frames[flight.frame].done.wait()?;
-            let later = |slot: SlotId| {
-                let spans = |f: &Flight| &self.frames[f.frame].feed.batch.spans;
-                self.flights.range(ix + 1..).any(|f| spans(f).iter().any(|s| s.slot == slot))
-            };
-            let mut newest = std::mem::take(&mut self.newest);
-            newest.clear();
-            let spans = &self.frames[flight.frame].feed.batch.spans;
-            newest.extend(spans.iter().map(|s| !later(s.slot)));
-            self.flights[ix].seen = true;
-            self.frames[flight.frame].result.clear();
-            self.frames[flight.frame].failed = self.take_in(flight.frame, &newest).err();
-            self.newest = newest;
-        }
-        Ok(())
-    }
-
-    /// All flights: what a step needs whose tokens the host chooses.
-    fn see_all(&mut self) -> Result<()> {
-        if self.flights.is_empty() { Ok(()) } else { self.see(self.flights.len() - 1) }
-    }
-
-    /// Adds what a round gave to the frame's results and to the slots' memories. `newest` says
-    /// by span whether no step under way will choose another token.
-    fn take_in(&mut self, frame: usize, newest: &[bool]) -> Result<()> {
-        let CudaProgram { frames, slots, .. } = self;
-        let f = &mut frames[frame];
-        let batch = &f.feed.batch;
-        let Feed { words, on_host, .. } = &f.feed;
-        for span in &batch.spans {
-            for row in span.start..span.start + span.rows {
-                let token = words[row as usize * ROW];
-                // What the device chose is noted already, when it was chosen.
-                if token != NONE {
-                    slots.note(span.slot, batch.rows[row as usize].pos, token);
-                }
-            }
-        }
-        if *on_host {
-            for (ix, wanted) in batch.wanted.iter().enumerate() {
-                let Want::Token { logprob } = wanted.want else { continue };
-                let row = batch.rows[wanted.row as usize];
-                let span = batch.spans.iter().find(|s| s.seq == row.seq);
-                let (Some(span), Some((_, logits))) = (span, &f.logits) else {
-                    return Err(Error::malformed("step: the plan computes no logits"));
-                };
-                let logits = &logits.words()[ix * self.vocab..][..self.vocab];
-                let params = f.params[row.seq as usize];
-                let token = slots.choose(span.slot, row.pos, logits, params, logprob)?;
-                f.result.tokens.push(TokenOut { seq: row.seq, ..token });
-            }
-        }
-        self.collect(frame)?;
-        let CudaProgram { frames, slots, .. } = self;
-        let f = &mut frames[frame];
-        for (span, newest) in f.feed.batch.spans.iter().zip(newest) {
-            for t in f.result.tokens.iter().filter(|t| t.seq == span.seq) {
-                slots.chosen(span.slot, t.pos, t.token, *newest);
-            }
-        }
-        Ok(())
-    }
-
-    /// The further rounds of a step whose tokens the host chooses, one by one.
-    fn host_rounds(&mut self, step: &[SeqStep<'_>], frame: usize, ticket: u32) -> Result<()> {
-        let newest = vec![true; step.len()];
-        self.frames[frame].result.clear();
-        loop {
-            self.frames[frame].done.wait()?;
-            self.take_in(frame, &newest)?;
-            let f = &mut self.frames[frame];
-            if !f.feed.batch.next_round(step, &f.result, |_| false) {
-                break;
-            }
-            f.feed.lay(step, &self.shape, ticket, |slot| self.slots.last(slot));
-            self.queue(frame)?;
-        }
-        let tokens = &mut self.frames[frame].result.tokens;
-        tokens.sort_by_key(|t| (t.seq, t.pos));
-        Ok(())
-    }
-
-    /// What the device chose, and the rows that the host wants.
-    fn collect(&mut self, frame: usize) -> Result<()> {
-        let f = &mut self.frames[frame];
-        let out = &mut f.result;
-        let (batch, words) = (&f.feed.batch, f.out.words());
-        let (first, next) = self.shape.out_counts();
-        let mut token = |seq: u32, at: usize| {
-            let [token, logprob, state, pos] = [0, 1, 2, 3].map(|i| words[at * OUT + i]);
-            if state == UNUSABLE {
-                return Err(Error::malformed(format!(
-                    "sampling: no usable logit at position {pos} (all NaN or -inf)"
-                )));
-            }
-            if state == CHOSEN {
-                out.tokens.push(TokenOut { seq, pos, token, logprob: f32::from_bits(logprob) });
-            }
-            Ok(())
-        };
-        for (ix, wanted) in batch.wanted.iter().enumerate() {
-            if matches!(wanted.want, Want::Token { .. }) {
-                token(batch.rows[wanted.row as usize].seq, ix)?;
-            }
-        }
-        for round in 1..f.feed.rounds as usize {
-            for (ix, seq) in f.feed.chain.iter().enumerate() {
-                token(*seq, first + (round - 1) * next + ix)?;
-            }
-        }
-        out.tokens.sort_by_key(|t| (t.seq, t.pos));
-        for (ix, wanted) in batch.wanted.iter().enumerate() {
-            let at = batch.rows[wanted.row as usize];
-            let at = RowOut { seq: at.seq, pos: at.pos };
-            let row = |rows: &Option<(usize, Pinned)>, width: usize, what: &str| match rows {
-                Some((_, p)) if width > 0 => {
-                    let words = &p.words()[ix * width..][..width];
-                    Ok(words.iter().map(|w| f32::from_bits(*w)).collect::<Vec<_>>())
-                }
-                _ => Err(Error::malformed(format!("step: the plan computes no {what}"))),
-            };
-            match wanted.want {
-                Want::Token { .. } => {}
-                Want::Logits => {
-                    out.logits.extend(row(&f.logits, self.vocab, "logits")?);
-                    out.logit_rows.push(at);
-                }
-                Want::LogprobOf(id) => {
-                    let logits = row(&f.logits, self.vocab, "logits")?;
-                    out.logprobs.push((at, sample::logprob_of(&logits, id)));
-                }
-                Want::Hidden => {
-                    out.hidden.extend(row(&f.hidden, self.width, "hidden rows")?);
-                    out.hidden_rows.push(at);
-                }
-            }
-        }
-        Ok(())
     }
 
     fn flight(&self, ticket: Ticket) -> Result<usize> {
@@ -533,33 +429,24 @@ impl Program for CudaProgram {
                 "step: {IN_FLIGHT_MAX} steps are under way, wait for one of them first"
             )));
         };
-        let draws = |s: &SeqStep<'_>| s.sample.is_some_and(|s| !feed::greedy(&s));
-        let pending = |f: &Flight| !f.seen && self.frames[f.frame].feed.on_host;
-        if step.iter().any(draws) || self.flights.iter().any(pending) {
-            self.see_all()?;
-        }
+        self.remember(step)?;
         let ticket = self.tickets + 1;
         let CudaProgram { frames, slots, .. } = self;
         let f = &mut frames[frame];
-        let last = |slot| slots.last(slot);
-        f.feed.fill(step, &self.plan, &self.limits, KV_BLOCK, &self.shape, ticket, last)?;
-        f.params.clear();
-        f.params.extend(step.iter().map(|s| s.sample));
+        f.feed.fill(step, &self.plan, &self.limits, KV_BLOCK, &self.shape, ticket, slots)?;
         self.tickets = ticket;
         self.queue(frame)?;
-        let on_host = self.frames[frame].feed.on_host;
         for seq in step {
             if seq.wants.iter().any(|(_, w)| matches!(w, Want::Token { .. })) {
-                self.slots.leave_to_device(seq.slot);
+                self.slots.chooses(seq.slot);
             }
-        }
-        let seen = on_host && step.iter().any(|s| s.max_new > 1);
-        if seen {
-            self.host_rounds(step, frame, ticket)?;
+            let noted = seq.sample.is_some_and(|p| feed::ways(&p) & PENALISED != 0);
+            let rows = seq.tokens.rows() as u32;
+            self.slots.submitted(seq.slot, seq.pos, rows, seq.max_new, noted);
         }
         self.free.pop();
         let ticket = Ticket(ticket.into());
-        self.flights.push_back(Flight { ticket, frame, seen });
+        self.flights.push_back(Flight { ticket, frame, seen: false });
         Ok(ticket)
     }
 
@@ -606,10 +493,11 @@ impl Program for CudaProgram {
         let pools = self.prepared.pools.iter().flatten();
         let kv = pools.map(|p| (p.keys.len + p.values.len) as u64).sum();
         let step = (self.prepared.feed.len + self.prepared.out.len) as u64;
+        let states: u64 = self.prepared.states.iter().map(|s| s.len as u64).sum();
         MemoryUse {
             weights: self.prepared.weight_bytes,
             kv,
-            scratch: self.prepared.scratch_bytes + step,
+            scratch: self.prepared.scratch_bytes + step + states,
         }
     }
 

@@ -1,138 +1,132 @@
-//! What the host remembers of every slot: the tokens by position and where the last chosen one
-//! is. Draws are made here, from logits that the device handed over. It knows no driver.
+//! What the host remembers of every slot: whether it has chosen a token, the tokens by position, and how far the device has
+//! them too, which only penalties ask for. It knows no driver.
 
-use fornax_plan::{Limits, Result, SampleParams, SlotId, TokenId, TokenOut, sample};
-
-use crate::feed::Last;
+use fornax_plan::{Limits, SlotId, TokenId};
 
 /// The slots of a program.
 #[derive(Debug)]
 pub(crate) struct Slots {
     slots: Vec<Slot>,
-    scratch: sample::Scratch,
-    /// A row of logits that penalties may change.
-    row: Vec<f32>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Slot {
-    /// Tokens at positions 0 .. as far as the host has seen them.
+    /// Tokens from position `start` on, as far as the host has seen them.
     history: Vec<TokenId>,
-    last: Last,
+    start: u32,
+    /// The device's history has the tokens from `start` up to this position, once the steps submitted have run.
+    there: u32,
+    /// A step that was submitted chooses a token.
+    known: bool,
+}
+
+impl Slot {
+    fn end(&self) -> u32 {
+        self.start + self.history.len() as u32
+    }
+
+    fn begin_at(&mut self, pos: u32) {
+        self.history.clear();
+        self.start = pos;
+    }
 }
 
 impl Slots {
-    pub(crate) fn new(limits: &Limits, vocab: usize, context: u32) -> Slots {
+    pub(crate) fn new(limits: &Limits, context: u32) -> Slots {
         let room = context.min(1 << 16) as usize + 1;
-        let slot = || Slot { history: Vec::with_capacity(room), last: Last::Nowhere };
-        Slots {
-            slots: (0..limits.slots).map(|_| slot()).collect(),
-            scratch: sample::Scratch::with_capacity(vocab, room),
-            row: Vec::with_capacity(vocab),
-        }
+        let slot = || Slot { history: Vec::with_capacity(room), ..Slot::default() };
+        Slots { slots: (0..limits.slots).map(|_| slot()).collect() }
     }
 
-    /// Where the slot's last chosen token is.
-    pub(crate) fn last(&self, slot: SlotId) -> Last {
-        self.slots.get(slot.ix()).map_or(Last::Nowhere, |s| s.last)
+    /// Whether the slot has chosen a token, or will have.
+    pub(crate) fn known(&self, slot: SlotId) -> bool {
+        self.slots.get(slot.ix()).is_some_and(|s| s.known)
     }
 
-    /// The slot's next token is the device's to choose.
-    pub(crate) fn leave_to_device(&mut self, slot: SlotId) {
-        self.slots[slot.ix()].last = Last::Device;
+    /// A step that was submitted chooses a token for the slot.
+    pub(crate) fn chooses(&mut self, slot: SlotId) {
+        self.slots[slot.ix()].known = true;
+    }
+
+    /// The first position whose token is known.
+    pub(crate) fn start(&self, slot: SlotId) -> u32 {
+        self.slots.get(slot.ix()).map_or(0, |s| s.start)
     }
 
     /// Notes the token at a position; whatever was behind it is gone.
     pub(crate) fn note(&mut self, slot: SlotId, pos: u32, token: TokenId) {
-        let history = &mut self.slots[slot.ix()].history;
-        history.truncate(pos as usize);
-        history.push(token);
-    }
-
-    /// Notes a chosen token; `newest` where no step under way will choose another.
-    pub(crate) fn chosen(&mut self, slot: SlotId, pos: u32, token: TokenId, newest: bool) {
-        self.note(slot, pos, token);
-        if newest {
-            self.slots[slot.ix()].last = Last::Host(token);
+        let s = &mut self.slots[slot.ix()];
+        if pos < s.start || pos > s.end() {
+            s.begin_at(pos);
         }
+        s.history.truncate((pos - s.start) as usize);
+        s.history.push(token);
     }
 
-    /// Chooses the token behind position `pos` from a row of logits.
-    ///
-    /// # Errors
-    /// `is_malformed` when no logit is usable.
-    pub(crate) fn choose(
-        &mut self,
-        slot: SlotId,
-        pos: u32,
-        logits: &[u32],
-        params: Option<SampleParams>,
-        logprob: bool,
-    ) -> Result<TokenOut> {
-        let Slots { slots, scratch, row } = self;
-        row.clear();
-        row.extend(logits.iter().map(|w| f32::from_bits(*w)));
-        let history = &slots[slot.ix()].history;
-        let known = &history[..history.len().min(pos as usize + 1)];
-        let params = params.unwrap_or_default();
-        // Of the row as it came: penalties change it.
-        let lse = logprob.then(|| sample::log_sum_exp(row));
-        let token = sample::choose(row, &params, known, pos + 1, scratch)?;
-        let logit = f64::from(f32::from_bits(logits[token as usize]));
-        let logprob = lse.map_or(f32::NAN, |lse| (logit - lse) as f32);
-        Ok(TokenOut { seq: 0, pos: pos + 1, token, logprob })
+    /// Whether the device lacks tokens before a position that penalties are to look at.
+    pub(crate) fn behind(&self, slot: SlotId, pos: u32) -> bool {
+        self.slots.get(slot.ix()).is_some_and(|s| pos < s.start || s.there.max(s.start) < pos)
+    }
+
+    /// The tokens that the device lacks before a position, and where they begin. What the host has not seen either is unknown
+    /// from then on.
+    pub(crate) fn missing(&mut self, slot: SlotId, pos: u32) -> (u32, &[TokenId]) {
+        let s = &mut self.slots[slot.ix()];
+        if pos < s.start || pos > s.end() {
+            s.begin_at(pos);
+        }
+        let from = s.there.clamp(s.start, pos.max(s.start));
+        (from, &s.history[(from - s.start) as usize..(pos - s.start) as usize])
+    }
+
+    /// A step was submitted that has `rows` tokens from a position on, and chooses `more` of which it runs all but one.
+    pub(crate) fn submitted(&mut self, slot: SlotId, pos: u32, rows: u32, more: u32, noted: bool) {
+        let s = &mut self.slots[slot.ix()];
+        if pos < s.start {
+            s.begin_at(pos);
+        }
+        s.there = if noted { pos + rows + more - 1 } else { s.there.min(pos) };
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fornax_plan::KvType;
 
     fn slots() -> Slots {
-        let kv_type = KvType::F16;
-        let limits = Limits {
-            slots: 2,
-            rows: 4,
-            wanted: 4,
-            kv_blocks: 4,
-            kv_type,
-            act: None,
-            ..Limits::default()
-        };
-        Slots::new(&limits, 4, 100)
+        Slots::new(&Limits { slots: 2, ..Limits::default() }, 100)
     }
 
     #[test]
-    fn penalties_see_the_tokens_up_to_the_row_and_no_further() {
-        let mut slots = slots();
+    fn only_what_the_device_lacks_is_missing() {
+        let mut s = slots();
         let slot = SlotId(1);
-        for (pos, token) in [3, 2, 2].into_iter().enumerate() {
-            slots.note(slot, pos as u32, token);
-        }
-        let row = [1.0f32, 0.5, 2.0, 1.5].map(f32::to_bits);
-        let params = SampleParams { presence_penalty: 10.0, ..SampleParams::default() };
-        let at =
-            |slots: &mut Slots, pos| slots.choose(slot, pos, &row, Some(params), true).unwrap();
-        assert_eq!(at(&mut slots, 0).token, 2, "token 3 alone was there");
-        let chosen = at(&mut slots, 2);
-        assert_eq!((chosen.token, chosen.pos), (0, 3), "2 and 3 were there");
-        let z: f64 = [1.0f64, 0.5, 2.0, 1.5].iter().map(|v| v.exp()).sum();
-        assert!((f64::from(chosen.logprob) - (1.0 - z.ln())).abs() < 1e-6, "of the row as it came");
-        slots.note(slot, 1, 0);
-        assert_eq!(at(&mut slots, 2).token, 2, "what was behind position 1 is gone");
+        s.submitted(slot, 0, 3, 1, false);
+        (0..3).for_each(|pos| s.note(slot, pos, 10 + pos));
+        assert!(s.behind(slot, 3));
+        assert_eq!(s.missing(slot, 3), (0, &[10, 11, 12][..]));
+        s.submitted(slot, 3, 1, 4, true);
+        assert!(!s.behind(slot, 7), "the device noted what it chose and ran");
+        s.submitted(slot, 4, 2, 1, false);
+        [(3, 20), (4, 21), (5, 22)].into_iter().for_each(|(pos, token)| s.note(slot, pos, token));
+        assert_eq!(s.missing(slot, 6), (4, &[21, 22][..]), "what was rolled back is not there");
     }
 
     #[test]
-    fn a_token_is_here_only_when_no_step_under_way_chooses_another() {
-        let mut slots = slots();
+    fn a_history_begins_where_the_device_first_saw_a_token() {
+        let mut s = slots();
         let slot = SlotId(0);
-        assert_eq!(slots.last(slot), Last::Nowhere);
-        assert_eq!(slots.last(SlotId(9)), Last::Nowhere);
-        slots.leave_to_device(slot);
-        slots.chosen(slot, 0, 3, false);
-        assert_eq!(slots.last(slot), Last::Device);
-        slots.chosen(slot, 1, 2, true);
-        assert_eq!(slots.last(slot), Last::Host(2));
+        assert!(!s.known(slot) && !s.known(SlotId(9)));
+        s.chooses(slot);
+        assert!(s.known(slot));
+        assert_eq!(s.missing(slot, 40), (40, &[][..]), "a prompt found in the cache");
+        s.submitted(slot, 40, 1, 1, true);
+        s.note(slot, 40, 7);
+        assert_eq!((s.start(slot), s.behind(slot, 41)), (40, false));
+        s.submitted(slot, 0, 2, 1, true);
+        assert_eq!(s.start(slot), 0, "another sequence");
+        s.note(slot, 0, 1);
+        s.note(slot, 5, 2);
+        assert_eq!(s.start(slot), 5);
     }
 }

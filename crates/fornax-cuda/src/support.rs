@@ -7,6 +7,9 @@ use crate::kernels;
 
 /// Elements of a value head that the attention kernel has registers for.
 const V_WIDTH_MAX: u32 = 256;
+/// Experts that the kernel which chooses them has bits for, and chosen ones that it has lanes for.
+const EXPERTS_MAX: u32 = 1024;
+const CHOSEN_MAX: u32 = 32;
 
 /// What this form of the device does not do, by name.
 pub(crate) fn refusals(plan: &Plan, limits: &Limits) -> Vec<Refusal> {
@@ -17,10 +20,6 @@ pub(crate) fn refusals(plan: &Plan, limits: &Limits) -> Vec<Refusal> {
             all.push(refusal);
         }
     };
-    if limits.deterministic {
-        let why = "kernels and orders of sums change with the rows of a step".to_string();
-        refuse("deterministic".to_string(), why, "use --device cpu");
-    }
     if limits.kv_type == KvType::Q8_0 {
         for g in plan.kv.iter().filter(|g| g.k_width % 32 != 0 || g.v_width % 32 != 0) {
             let why = format!("heads of {} and {} are no whole blocks of 32", g.k_width, g.v_width);
@@ -32,24 +31,19 @@ pub(crate) fn refusals(plan: &Plan, limits: &Limits) -> Vec<Refusal> {
         refuse("attention".to_string(), why, "use --device cpu");
     }
     for op in &plan.ops {
-        if matches!(op, Op::ShortConv { .. } | Op::MoeRoute { .. } | Op::MoeMlp { .. }) {
-            let why = "there is no kernel for it".to_string();
-            refuse(op.name().to_string(), why, "use --device cpu");
-            continue;
+        if let Op::MoeRoute { router, top_k, .. } = op {
+            let experts = plan.weights[router.weight.ix()].rows;
+            if experts > EXPERTS_MAX || *top_k > CHOSEN_MAX {
+                let why =
+                    format!("{top_k} of {experts} experts, at most {CHOSEN_MAX} of {EXPERTS_MAX}");
+                refuse(op.name().to_string(), why, "use --device cpu");
+            }
         }
         let matrices = matrices(op);
         for ty in matrices.iter().map(|id| plan.weights[id.ix()].ty) {
             if !kernels::WEIGHT_TYPES.contains(&ty) {
                 let what = format!("{} of {ty}", op.name());
                 refuse(what, "no kernel reads the type".to_string(), "use --device cpu");
-            }
-        }
-        if let Op::GatedMlp { gate, up, .. } = op {
-            let types = [gate, up].map(|l| plan.weights[l.weight.ix()].ty);
-            if types[0] != types[1] {
-                let what = format!("gated_mlp of {} and {}", types[0], types[1]);
-                let why = "gate and up must have one type".to_string();
-                refuse(what, why, "use --device cpu");
             }
         }
         for id in op.weights().into_iter().filter(|id| !matrices.contains(id)) {
@@ -86,17 +80,19 @@ mod tests {
         odd.kv[0].k_width = 80;
         let named: Vec<String> = refusals(&odd, &q8).into_iter().map(|r| r.what).collect();
         assert_eq!(named, ["kv type q8_0"]);
-        let cases = conformance::cases();
-        let moe = cases.iter().find(|c| c.name.starts_with("moe/")).unwrap();
-        let named: Vec<String> = refusals(&moe.plan, &limits).into_iter().map(|r| r.what).collect();
-        assert_eq!(named, ["moe_route", "moe_mlp"]);
+        // Every case of the list is taken: mixtures, convolutions, every format that the list has.
+        for case in conformance::cases() {
+            let limits =
+                Limits { deterministic: true, ..conformance::limits_for(&case, &reference) };
+            assert_eq!(refusals(&case.plan, &limits), [], "{}", case.name);
+        }
         let mut odd = case.plan.clone();
         odd.weights.iter_mut().for_each(|w| {
             if w.name == "ffn_up" {
-                w.ty = TensorType::IQ2_S;
+                w.ty = TensorType::Q8_K;
             }
         });
         let named: Vec<String> = refusals(&odd, &limits).into_iter().map(|r| r.what).collect();
-        assert_eq!(named, ["gated_mlp of IQ2_S", "gated_mlp of Q8_0 and IQ2_S"]);
+        assert_eq!(named, ["gated_mlp of Q8_K"]);
     }
 }

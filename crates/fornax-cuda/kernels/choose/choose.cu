@@ -3,7 +3,7 @@
 // select_rows: a block takes one wanted row. argmax: a block of 1024 threads takes one wanted row
 // of `vocab` logits, read once (twice with the log-probability); ties go to the lowest id, NaN and
 // −∞ are never chosen.
-#include "../layout.cuh"
+#include "../chosen.cuh"
 
 struct SelectArgs {
     u32 rows, width;
@@ -71,17 +71,6 @@ extern "C" __global__ void argmax(ArgmaxArgs a, const float* logits, const Wante
         __syncthreads();
         logprob = -logf(best_value[0]);
     }
-    if (t != 0) return;
-    if (!usable) token = 0;
-    u32 to = row.round == 0 ? ix : a.out_first + (row.round - 1) * a.out_next + ix;
-    Out chosen = {token, logprob, usable ? CHOSEN : UNUSABLE, row.pos + 1};
-    outs[to] = chosen;
-    if (w.kind & SETS_LAST) last[row.slot] = token;
-    if (w.chain == NONE) return;
-    bool ends = !usable || stop[row.slot] >= w.ticket;
-    const u32* listed = stops + (u64)row.seq * STOPS;
-    for (u32 i = 0; i < listed[0]; i++) ends |= listed[1 + i] == token;
-    Row* chain = &all_rows[w.chain];
-    Row next = {token, row.pos + 1, row.seq, row.slot, ends ? 0 : chain->left - 1, row.round + 1};
-    *chain = next;
+    if (t == 0)
+        finish_choice(row, w, ix, usable ? token : 0, usable, logprob, a.out_first, a.out_next, all_rows, last, stops, stop, outs);
 }

@@ -2,7 +2,7 @@
 //
 // table: vocab × width in its format; rows: the step's rows; last: by slot; out: rows × width f32.
 // A block takes one row. A row that stands for the slot's last token looks it up on the device.
-#include "../weights.cuh"
+#include "../rare.cuh"
 
 struct EmbedArgs {
     u32 rows, width, vocab;

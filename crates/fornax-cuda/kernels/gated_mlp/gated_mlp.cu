@@ -2,27 +2,10 @@
 //
 // gate, up: outs × cols in one format; x: rows × cols f32; y: rows × outs f32. A warp takes one
 // output of up to TILE rows and reads one row of each matrix; sums are f32.
-#include "../weights.cuh"
-
-struct GatedArgs {
-    u32 rows, cols, outs, bias, act;
-    float alpha, limit;
-};
+#include "../rare.cuh"
+#include "../activate.cuh"
 
 static const u32 TILE = 8;
-
-__device__ inline float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-
-__device__ inline float activate(const GatedArgs& a, float g, float u) {
-    if (a.act == 0) return g * sigmoid(g) * u;
-    if (a.act == 1) {
-        float inner = 0.7978845608f * (g + 0.044715f * g * g * g);
-        return 0.5f * g * (1.0f + tanhf(inner)) * u;
-    }
-    g = fminf(g, a.limit);
-    u = fminf(fmaxf(u, -a.limit), a.limit);
-    return g * sigmoid(a.alpha * g) * (u + 1.0f);
-}
 
 template <class W>
 __device__ void gated(const GatedArgs& a, const u8* gate, const u8* up, const float* x,
@@ -31,16 +14,23 @@ __device__ void gated(const GatedArgs& a, const u8* gate, const u8* up, const fl
     if (out >= a.outs) return;
     u32 first = blockIdx.y * TILE, n = min(TILE, a.rows - first);
     u64 at = (u64)out * W::row_bytes(a.cols);
+    bool wide = a.cols % 4 == 0;
     float g[TILE] = {}, u[TILE] = {};
 #pragma unroll 1
-    for (u32 i = lane; i < a.cols; i += 32) {
-        float wg = W::at(gate + at, i), wu = W::at(up + at, i);
+    for (u32 run = lane; 8 * run < a.cols; run += 32) {
+        float wg[8], wu[8], xs[8];
+        run_of<W>(gate + at, run, a.cols, wg);
+        run_of<W>(up + at, run, a.cols, wu);
 #pragma unroll
-        for (u32 r = 0; r < TILE; r++) {
-            float v = r < n ? x[(u64)(first + r) * a.cols + i] : 0.0f;
-            g[r] += wg * v;
-            u[r] += wu * v;
-        }
+        for (u32 r = 0; r < TILE; r++)
+            if (r < n) {
+                run_of_x(x + (u64)(first + r) * a.cols, run, a.cols, wide, xs);
+#pragma unroll
+                for (u32 i = 0; i < 8; i++) {
+                    g[r] += wg[i] * xs[i];
+                    u[r] += wu[i] * xs[i];
+                }
+            }
     }
     // Lane r ends up with the sums of row r, so that the rest is done once, side by side.
     float vg = 0.0f, vu = 0.0f;
@@ -55,7 +45,7 @@ __device__ void gated(const GatedArgs& a, const u8* gate, const u8* up, const fl
     if (lane >= n) return;
     if (a.bias & 1) vg += gate_bias[out];
     if (a.bias & 2) vu += up_bias[out];
-    y[(u64)(first + lane) * a.outs + out] = activate(a, vg, vu);
+    y[(u64)(first + lane) * a.outs + out] = activate(a.act, a.alpha, a.limit, vg, vu);
 }
 
 #define ENTRY(W, suffix)                                                                           \

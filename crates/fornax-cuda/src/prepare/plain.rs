@@ -1,9 +1,12 @@
 //! Ops as launches of the plain kernels, one or a few for each. It knows no fast path.
 
-use fornax_plan::{Activation, KvRef, Linear, Op, Result, RopePairs, ValueId, WeightId};
+use fornax_plan::{
+    Activation, KvRef, Linear, Op, Result, RopePairs, StateId, ValueId, WeightId, q8,
+};
 
-use super::{Action, Builder, Extent, Grid, KV_BLOCK, Place, WARPS};
-use crate::args::{ArgmaxArgs, AttentionArgs, GatedArgs, KvWriteArgs, MatmulArgs, RopeArgs};
+use super::{Builder, Extent, Grid, KV_BLOCK, Place, WARPS};
+use crate::args::families::{ConvArgs, RoundedArgs};
+use crate::args::{AttentionArgs, GatedArgs, KvWriteArgs, MatmulArgs, RopeArgs};
 use crate::fast::Addresses;
 use crate::kernels::entry;
 
@@ -13,10 +16,11 @@ impl Builder<'_> {
         at: u32,
         x: ValueId,
         linear: Linear,
-        residual: Option<ValueId>,
-        out: ValueId,
+        residual: Option<Place>,
+        out: Place,
         (scale, softcap): (f32, Option<f32>),
     ) -> Result<()> {
+        let x_at = self.seen_by(at, x, linear.weight)?;
         let w = &self.plan.weights[linear.weight.ix()];
         let constants = MatmulArgs {
             rows: 0,
@@ -29,10 +33,10 @@ impl Builder<'_> {
         };
         let places = vec![
             self.weight(linear.weight),
-            self.value(x),
+            x_at,
             self.optional(linear.bias),
-            self.optional_value(residual),
-            self.value(out),
+            residual.unwrap_or(Place::At(0)),
+            out,
         ];
         let shape = (Grid::ByTile(w.rows.div_ceil(WARPS)), 32 * WARPS, self.extent(x));
         let name = entry("matmul", w.ty);
@@ -48,23 +52,34 @@ impl Builder<'_> {
         out: ValueId,
     ) -> Result<()> {
         let w = &self.plan.weights[gate.weight.ix()];
-        let (act, alpha, limit) = match act {
-            Activation::Silu => (0, 0.0, 0.0),
-            Activation::GeluTanh => (1, 0.0, 0.0),
-            Activation::SwigluClamped { alpha, limit } => (2, alpha, limit),
-        };
+        let extent = self.extent(x);
+        let (act, alpha, limit) = activation(act);
+        if w.ty != self.plan.weights[up.weight.ix()].ty {
+            let outs = w.rows;
+            let places = [("gate", gate), ("up", up)].map(|(what, linear)| {
+                let to = self.scratch(what, extent, outs)?;
+                self.matmul(at, x, linear, None, to, (1.0, None))?;
+                Ok(to)
+            });
+            let [g, u] = places;
+            let constants = GatedArgs { rows: 0, cols: 0, outs, bias: 0, act, alpha, limit };
+            let shape = (Grid::ByRow(outs.div_ceil(256)), 256, extent);
+            let places = vec![g?, u?, self.value(out)];
+            return self.push(at, ("convert", "activate_rows"), shape, constants.words(), places);
+        }
+        let x_at = self.seen_by(at, x, gate.weight)?;
         let bias = u32::from(gate.bias.is_some()) | u32::from(up.bias.is_some()) << 1;
         let (cols, outs) = (w.cols, w.rows);
         let constants = GatedArgs { rows: 0, cols, outs, bias, act, alpha, limit };
         let places = vec![
             self.weight(gate.weight),
             self.weight(up.weight),
-            self.value(x),
+            x_at,
             self.optional(gate.bias),
             self.optional(up.bias),
             self.value(out),
         ];
-        let shape = (Grid::ByTile(outs.div_ceil(WARPS)), 32 * WARPS, self.extent(x));
+        let shape = (Grid::ByTile(outs.div_ceil(WARPS)), 32 * WARPS, extent);
         let name = entry("gated_mlp", w.ty);
         self.push(at, ("gated_mlp", &name), shape, constants.words(), places)
     }
@@ -157,31 +172,61 @@ impl Builder<'_> {
         self.push(at, ("attention", &name), shape, constants.words(), places)
     }
 
-    pub(super) fn argmax(&mut self, at: u32, logits: ValueId) -> Result<()> {
-        let (first, next) = self.shape.out_counts();
-        let constants = ArgmaxArgs {
-            rows: 0,
-            vocab: self.plan.width(logits),
-            base: 0,
-            out_first: first as u32,
-            out_next: next as u32,
-        };
-        let places = vec![
-            self.value(logits),
-            Place::Wanted,
-            self.words(self.shape.all_rows()),
-            Place::At(self.out.last),
-            self.words(self.shape.stops()),
-            Place::At(self.out.stop.ptr),
-            Place::At(self.out.out.ptr),
-        ];
-        let from = self.places.value(logits);
-        self.out.actions.push(Action::CopyLogits { from });
-        let shape = (Grid::Rows, 1024, Extent::Wanted);
-        self.push(at, ("choose", "argmax"), shape, constants.words(), places)?;
-        if let Some(Action::Launch { base_at, .. }) = self.out.actions.last_mut() {
-            *base_at = Some(2);
+    /// The value as a matrix of this weight's format sees it: rounded to 8-bit blocks where that is the mode.
+    pub(super) fn seen_by(&mut self, at: u32, x: ValueId, weight: WeightId) -> Result<Place> {
+        let (extent, width) = (self.extent(x), self.plan.width(x));
+        if !self.sees_blocks(weight) {
+            return Ok(self.value(x));
         }
-        Ok(())
+        let to = self.scratch("rounded", extent, width)?;
+        self.round(at, (self.value(x), to), (1, width), extent)?;
+        Ok(to)
+    }
+
+    /// Whether a matrix's activations are rounded.
+    pub(super) fn sees_blocks(&self, weight: WeightId) -> bool {
+        self.rounds && q8::applies_to(self.plan.weights[weight.ix()].ty)
+    }
+
+    /// Rounds `each` rows of `width` for each row.
+    pub(super) fn round(
+        &mut self,
+        at: u32,
+        (from, to): (Place, Place),
+        (each, width): (u32, u32),
+        extent: Extent,
+    ) -> Result<()> {
+        let constants = RoundedArgs { rows: 0, width }.words();
+        let grid = Grid::ByPick(width.div_ceil(32).div_ceil(WARPS), each);
+        let shape = (grid, 32 * WARPS, extent);
+        self.push(at, ("convert", "round_rows"), shape, constants, vec![from, to])
+    }
+
+    pub(super) fn short_conv(
+        &mut self,
+        at: u32,
+        x: ValueId,
+        kernel: WeightId,
+        state: StateId,
+        out: ValueId,
+    ) -> Result<()> {
+        let (width, taps) = (self.plan.width(out), self.plan.weights[kernel.ix()].cols);
+        let constants = ConvArgs { rows: 0, width, taps, tile: CONV_TILE.max(taps) }.words();
+        let state = Place::At(self.out.states[state.ix()].ptr);
+        let places = vec![self.value(x), self.weight(kernel), Place::Rows, state, self.value(out)];
+        let shape = (Grid::ByRow(width.div_ceil(256)), 256, Extent::Rows);
+        self.push(at, ("conv", "short_conv"), shape, constants, places)
+    }
+}
+
+/// Rows of a sequence that one thread of a convolution takes, where the taps are no more.
+const CONV_TILE: u32 = 8;
+
+/// The number of an activation, and its two constants.
+pub(super) fn activation(act: Activation) -> (u32, f32, f32) {
+    match act {
+        Activation::Silu => (0, 0.0, 0.0),
+        Activation::GeluTanh => (1, 0.0, 0.0),
+        Activation::SwigluClamped { alpha, limit } => (2, alpha, limit),
     }
 }

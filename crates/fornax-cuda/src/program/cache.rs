@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use fornax_gguf::blocks::{f16_to_f32, f32_to_f16};
-use fornax_plan::{BlockId, Cmd, Error, KvType, Result};
+use fornax_plan::{BlockId, Cmd, Error, KvType, Result, SlotId};
 
 use super::CudaProgram;
 use crate::prepare::KV_BLOCK;
@@ -57,15 +57,47 @@ impl CudaProgram {
                     data = &data[place.width..];
                 }
             }
-            // A plan with states is refused at prepare, so that there are none.
-            Cmd::ReadState { out, .. } => out.clear(),
-            Cmd::WriteState { data: [], .. } => {}
-            Cmd::WriteState { data, .. } => {
-                let found = data.len();
-                return Err(Error::malformed(format!("write state: {found} elements, expected 0")));
+            Cmd::ReadState { slot, out } => {
+                self.check_slot(slot)?;
+                out.clear();
+                for (at, len) in self.state_places(slot) {
+                    let mut bytes = vec![0; 4 * len];
+                    self.gpu.read(at, &mut bytes)?;
+                    out.extend(bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)));
+                }
+            }
+            Cmd::WriteState { slot, data } => {
+                self.check_slot(slot)?;
+                let places = self.state_places(slot);
+                let need: usize = places.iter().map(|p| p.1).sum();
+                if data.len() != need {
+                    let found = data.len();
+                    let what = format!("write state: {found} elements, expected {need}");
+                    return Err(Error::malformed(what));
+                }
+                let mut data = data;
+                for (at, len) in places {
+                    let bytes: Vec<u8> = data[..len].iter().flat_map(|v| v.to_le_bytes()).collect();
+                    self.gpu.write(at, &bytes)?;
+                    data = &data[len..];
+                }
             }
         }
         Ok(())
+    }
+
+    fn check_slot(&self, slot: SlotId) -> Result<()> {
+        if slot.0 < self.limits.slots {
+            return Ok(());
+        }
+        let have = self.limits.slots;
+        Err(Error::malformed(format!("slot {}, the program has {have}", slot.0)))
+    }
+
+    /// A slot's states: where each begins, and its elements.
+    fn state_places(&self, slot: SlotId) -> Vec<(u64, usize)> {
+        let specs = self.plan.states.iter().zip(&self.prepared.states);
+        specs.map(|(s, m)| (m.ptr + 4 * u64::from(slot.0 * s.len), s.len as usize)).collect()
     }
 
     fn check_blocks(&self, group: u32, blocks: &[BlockId], tokens: u32) -> Result<()> {
