@@ -1,7 +1,7 @@
 //! What every handler can reach: the models, the options, the metrics. Knows no endpoint.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use axum::body::Body as HttpBody;
 use axum::extract::Request;
@@ -20,8 +20,6 @@ use crate::schema::Body;
 /// the request around it.
 const BODY_BYTES_LEAST: usize = 8 << 20;
 const BODY_BYTES_PER_TOKEN: usize = 256;
-/// A body that takes longer is not coming.
-const BODY_TIME: Duration = Duration::from_secs(60);
 /// Bodies above this are worked on beside the tasks, not among them.
 pub(crate) const LARGE: usize = 16 << 10;
 
@@ -66,6 +64,15 @@ impl App {
                 ..Refusal::new(StatusCode::NOT_FOUND, said).with_code("model_not_found")
             }
         })
+    }
+
+    /// Reads every model's tokens as grammars need them, on a thread of its own: the first request with
+    /// a grammar would wait for it.
+    pub(crate) fn prepare_grammars(self: &Arc<App>) {
+        let app = Arc::clone(self);
+        let read = move || app.constrainers.iter().for_each(|c| drop(c.prepare()));
+        // Without a thread the first grammar does it.
+        drop(std::thread::Builder::new().name("fornax-grammars".into()).spawn(read));
     }
 
     /// Makes a grammar ready for a model.
@@ -121,10 +128,11 @@ impl App {
         if announced.is_some_and(|n| n > self.body_bytes as u64) {
             return Err(self.too_large());
         }
-        match tokio::time::timeout(BODY_TIME, self.collect(body)).await {
+        match tokio::time::timeout(self.options.body_timeout, self.collect(body)).await {
             Ok(bytes) => bytes,
             Err(_) => {
-                let said = format!("the body did not come within {} s", BODY_TIME.as_secs());
+                let seconds = self.options.body_timeout.as_secs();
+                let said = format!("the body did not come within {seconds} s");
                 Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, said))
             }
         }

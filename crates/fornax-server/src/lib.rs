@@ -17,6 +17,7 @@ mod listen;
 mod live;
 mod metrics;
 mod order;
+mod patient;
 mod reasoning;
 mod refusal;
 mod schema;
@@ -50,6 +51,12 @@ pub struct Options {
     pub request_timeout: Option<Duration>,
     /// How long requests that run may go on when the server ends.
     pub drain: Duration,
+    /// A connection that has not brought a whole head by then is closed; so is one that is idle.
+    pub head_timeout: Duration,
+    /// A body that takes longer is not coming.
+    pub body_timeout: Duration,
+    /// A client that takes nothing of its answer for so long has left.
+    pub stall_timeout: Duration,
     /// An engine that has work and finishes no step for so long is called stuck.
     pub stuck_after: Duration,
 }
@@ -62,6 +69,9 @@ impl Default for Options {
             loopback: true,
             request_timeout: None,
             drain: Duration::from_secs(30),
+            head_timeout: Duration::from_secs(30),
+            body_timeout: Duration::from_secs(60),
+            stall_timeout: Duration::from_secs(30),
             stuck_after: Duration::from_secs(60),
         }
     }
@@ -87,6 +97,7 @@ pub fn serve(
     let drain = options.drain;
     let app = Arc::new(App::new(models, options));
     let router = api::router(&app);
+    app.prepare_grammars();
     runtime.block_on(async {
         let listener = tokio::net::TcpListener::from_std(listener)?;
         listen::serve(listener, app.clone(), router, stop.clone(), drain).await;

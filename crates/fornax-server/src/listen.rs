@@ -12,10 +12,10 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 
+use crate::Options;
 use crate::app::App;
+use crate::patient::{self, Patient};
 
-/// A connection that has not brought a whole head by then is closed; so is one that is idle.
-const HEAD_TIME: Duration = Duration::from_secs(30);
 /// Connections at once; more wait in the system's queue.
 const CONNECTIONS: usize = 16_384;
 
@@ -74,7 +74,7 @@ pub(crate) async fn serve(
                 let (app, router, stop) = (app.clone(), router.clone(), stop.clone());
                 tokio::spawn(async move {
                     app.metrics.connected();
-                    connection(stream, router, stop).await;
+                    connection(stream, &app.options, router, stop).await;
                     app.metrics.disconnected();
                     drop(place);
                 });
@@ -98,12 +98,14 @@ async fn refused(error: &io::Error) {
     }
 }
 
-async fn connection(stream: TcpStream, router: Router, stop: Stop) {
+async fn connection(stream: TcpStream, options: &Options, router: Router, stop: Stop) {
     // Events are small and must not wait for each other.
     let _ = stream.set_nodelay(true);
+    patient::watch(&stream, options.stall_timeout);
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIME).keep_alive(true);
-    let served = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    http.timer(TokioTimer::new()).header_read_timeout(options.head_timeout).keep_alive(true);
+    let stream = TokioIo::new(Patient::new(stream, options.stall_timeout));
+    let served = http.serve_connection(stream, TowerToHyperService::new(router));
     tokio::pin!(served);
     tokio::select! {
         ended = served.as_mut() => return log_end(ended),

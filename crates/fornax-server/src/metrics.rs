@@ -227,6 +227,12 @@ fn engines(models: &[std::sync::Arc<Served>], out: &mut String) {
                 ),
                 ("fornax_steps_total", "Steps of the engine.", "counter", s.steps as f64),
                 (
+                    "fornax_steps_ahead_total",
+                    "Of those, handed over while another ran.",
+                    "counter",
+                    s.steps_ahead as f64,
+                ),
+                (
                     "fornax_last_step_seconds",
                     "How long the last step took.",
                     "gauge",

@@ -17,14 +17,25 @@ pub(crate) struct Refusal {
     pub(crate) retry_after_s: Option<u32>,
 }
 
+/// Bytes of a message at most: it may quote what a client sent.
+const MESSAGE: usize = 2000;
+
+fn bounded(text: String, most: usize) -> String {
+    if text.len() <= most {
+        return text;
+    }
+    format!("{}…", &text[..text.floor_char_boundary(most)])
+}
+
 impl Refusal {
     pub(crate) fn new(status: StatusCode, message: impl Into<String>) -> Refusal {
-        Refusal { status, message: message.into(), param: None, code: None, retry_after_s: None }
+        let message = bounded(message.into(), MESSAGE);
+        Refusal { status, message, param: None, code: None, retry_after_s: None }
     }
 
     /// 400 about one field.
     pub(crate) fn field(param: impl Into<String>, message: impl Into<String>) -> Refusal {
-        let param = Some(param.into()).filter(|p| !p.is_empty());
+        let param = Some(bounded(param.into(), MESSAGE)).filter(|p| !p.is_empty());
         Refusal { param, ..Refusal::new(StatusCode::BAD_REQUEST, message) }
     }
 
