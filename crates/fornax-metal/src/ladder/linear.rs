@@ -4,7 +4,7 @@ use fornax_gguf::{TensorType, blocks};
 use fornax_plan::{WeightRef, conformance};
 
 use super::{Run, bytes, close, noise, read_floats, read_words, room};
-use crate::library::{WEIGHT_TYPES, entry};
+use crate::library::{WEIGHT_TYPES, entry, typed};
 
 /// A matrix as bytes and as decoded numbers.
 pub(super) struct Matrix {
@@ -197,39 +197,45 @@ fn a_softcap_comes_after_scale_and_before_the_residual() {
 pub(super) fn qkv_of_every_type() {
     for ty in WEIGHT_TYPES {
         let cols = columns(*ty)[1];
-        let all = [33, 7, 5].map(|outs| Matrix::new(*ty, outs, cols, outs as u64));
-        for (rows, [o, r, s, n]) in [(1u32, [2u32, 1, 2, 1]), (3, [4, 2, 1, 0]), (2, [2, 2, 4, 1])]
-        {
-            let x = noise(9, rows as usize * cols);
-            let norm = noise(13, cols);
-            let outs = all.each_ref().map(|m| room(rows as usize * m.outs));
-            let biases = all.each_ref().map(|m| noise(10, m.outs));
-            let tiles = all.iter().map(|m| (m.outs as u32).div_ceil(o)).sum();
-            let grid = [tiles, rows.div_ceil(r), 1];
-            let mut run = Run::new(&entry("qkv", *ty), &[o, r, s, n], grid, [32 * s, 1, 1]);
-            for m in &all {
-                run = run.buffer(&bytes(&m.data));
-            }
-            run = run.floats(&x).floats(&norm);
-            for bias in &biases {
-                run = run.floats(bias);
-            }
-            for out in &outs {
-                run = run.buffer(out);
-            }
-            // No bias for the keys.
-            run.go(&[rows, cols as u32, 33, 7, 5, 5, 1e-5f32.to_bits()]);
-            let x = if n == 0 { x } else { normed(&x, &norm) };
-            for (i, m) in all.iter().enumerate() {
-                let mut want = m.product(&x);
-                if i != 1 {
-                    let add = |(j, w): (usize, &mut f64)| *w += f64::from(biases[i][j % m.outs]);
-                    want.iter_mut().enumerate().for_each(add);
-                }
-                let have = read_floats(&outs[i], rows as usize * m.outs);
-                within(&format!("qkv {ty} {i}"), &have, &want, m, &x);
-            }
+        for (rows, own) in [(1, [2, 1, 2, 1]), (3, [4, 2, 1, 0]), (2, [2, 2, 4, 1])] {
+            qkv(*ty, cols, rows, own);
         }
+    }
+}
+
+/// Projections of `rows` by a variant: outputs, rows and simdgroups of a threadgroup, with a norm or not.
+pub(super) fn qkv(ty: TensorType, cols: usize, rows: u32, own: [u32; 4]) {
+    let all = [33, 7, 5].map(|outs| Matrix::new(ty, outs, cols, outs as u64));
+    let [o, r, s, n] = own;
+    let x = noise(9, rows as usize * cols);
+    let norm = noise(13, cols);
+    let outs = all.each_ref().map(|m| room(rows as usize * m.outs));
+    let biases = all.each_ref().map(|m| noise(10, m.outs));
+    let tiles = all.iter().map(|m| (m.outs as u32).div_ceil(o)).sum();
+    let grid = [tiles, rows.div_ceil(r), 1];
+    let (name, constants) = typed("qkv", &[ty; 3], &own);
+    let mut run = Run::new(&name, &constants, grid, [32 * s, 1, 1]);
+    for m in &all {
+        run = run.buffer(&bytes(&m.data));
+    }
+    run = run.floats(&x).floats(&norm);
+    for bias in &biases {
+        run = run.floats(bias);
+    }
+    for out in &outs {
+        run = run.buffer(out);
+    }
+    // No bias for the keys.
+    run.go(&[rows, cols as u32, 33, 7, 5, 5, 1e-5f32.to_bits()]);
+    let x = if n == 0 { x } else { normed(&x, &norm) };
+    for (i, m) in all.iter().enumerate() {
+        let mut want = m.product(&x);
+        if i != 1 {
+            let add = |(j, w): (usize, &mut f64)| *w += f64::from(biases[i][j % m.outs]);
+            want.iter_mut().enumerate().for_each(add);
+        }
+        let have = read_floats(&outs[i], rows as usize * m.outs);
+        within(&format!("qkv {ty} {i} {rows}x{cols} {own:?}"), &have, &want, m, &x);
     }
 }
 
@@ -263,47 +269,51 @@ pub(super) fn activated(act: u32, g: f64, u: f64) -> f64 {
 pub(super) fn gated_mlp_of_every_type_and_activation() {
     for (n, ty) in WEIGHT_TYPES.iter().enumerate() {
         for (act, cols) in columns(*ty).into_iter().take(3).enumerate() {
-            let [gate, up] = [1, 2].map(|seed| Matrix::new(*ty, 17, cols, seed));
-            let (rows, bias) = (1 + (n + act) % 6, (n % 4) as u32);
-            let (x, norm) = (noise(9, rows * cols), noise(13, cols));
-            let n = (rows % 2) as u32;
-            let biases = [noise(11, 17), noise(12, 17)];
-            let (out, r) = (room(rows * 17), rows.min(4) as u32);
-            let grid = [17u32.div_ceil(2), (rows as u32).div_ceil(r), 1];
-            let (act, alpha, limit) = (act as u32, 1.702f32, 0.5f32);
-            let args = [
-                rows as u32,
-                cols as u32,
-                17,
-                bias,
-                act,
-                alpha.to_bits(),
-                limit.to_bits(),
-                1e-5f32.to_bits(),
-            ];
-            Run::new(&entry("gated_mlp", *ty), &[2, r, 2, n], grid, [64, 1, 1])
-                .buffer(&bytes(&gate.data))
-                .buffer(&bytes(&up.data))
-                .floats(&x)
-                .floats(&norm)
-                .floats(&biases[0])
-                .floats(&biases[1])
-                .buffer(&out)
-                .go(&args);
-            let x = if n == 0 { x } else { normed(&x, &norm) };
-            let add = |m: &Matrix, i: usize, flag| {
-                let mut all = m.product(&x);
-                if bias & flag != 0 {
-                    let add = |(j, w): (usize, &mut f64)| *w += f64::from(biases[i][j % 17]);
-                    all.iter_mut().enumerate().for_each(add);
-                }
-                all
-            };
-            let (g, u) = (add(&gate, 0, 1), add(&up, 1, 2));
-            let want: Vec<f64> = g.iter().zip(&u).map(|(g, u)| activated(act, *g, *u)).collect();
-            close(&format!("gated {ty} {act}"), &read_floats(&out, rows * 17), &want, 2e-5);
+            let rows = 1 + (n + act) as u32 % 6;
+            gated(*ty, cols, (act as u32, n as u32 % 4), rows, [2, rows.min(4), 2, rows % 2]);
         }
     }
+}
+
+/// The gated pair of `rows` by a variant, as in [`qkv`], with an activation and biases of gate and up by bits.
+pub(super) fn gated(
+    ty: TensorType,
+    cols: usize,
+    (act, bias): (u32, u32),
+    rows: u32,
+    own: [u32; 4],
+) {
+    let [gate, up] = [1, 2].map(|seed| Matrix::new(ty, 17, cols, seed));
+    let [o, r, s, n] = own;
+    let all = rows as usize;
+    let (x, norm) = (noise(9, all * cols), noise(13, cols));
+    let biases = [noise(11, 17), noise(12, 17)];
+    let out = room(all * 17);
+    let grid = [17u32.div_ceil(o), rows.div_ceil(r), 1];
+    let [alpha, limit, eps] = [1.702f32, 0.5, 1e-5].map(f32::to_bits);
+    let (name, constants) = typed("gated_mlp", &[ty; 2], &own);
+    Run::new(&name, &constants, grid, [32 * s, 1, 1])
+        .buffer(&bytes(&gate.data))
+        .buffer(&bytes(&up.data))
+        .floats(&x)
+        .floats(&norm)
+        .floats(&biases[0])
+        .floats(&biases[1])
+        .buffer(&out)
+        .go(&[rows, cols as u32, 17, bias, act, alpha, limit, eps]);
+    let x = if n == 0 { x } else { normed(&x, &norm) };
+    let add = |m: &Matrix, i: usize, flag| {
+        let mut all = m.product(&x);
+        if bias & flag != 0 {
+            let add = |(j, w): (usize, &mut f64)| *w += f64::from(biases[i][j % 17]);
+            all.iter_mut().enumerate().for_each(add);
+        }
+        all
+    };
+    let (g, u) = (add(&gate, 0, 1), add(&up, 1, 2));
+    let want: Vec<f64> = g.iter().zip(&u).map(|(g, u)| activated(act, *g, *u)).collect();
+    let what = format!("gated {ty} {act} {rows}x{cols} {own:?}");
+    close(&what, &read_floats(&out, all * 17), &want, 2e-5);
 }
 
 #[test]
@@ -356,62 +366,71 @@ fn embedding_of_every_type() {
 #[test]
 pub(super) fn products_of_joined_shares() {
     for (n, ty) in WEIGHT_TYPES.iter().enumerate() {
-        for (heads, width, splits, rows, [o, r, s]) in [
-            (16usize, 16usize, 3usize, 1usize, [8u32, 1u32, 2u32]),
-            (4, 64, 16, 2, [4, 2, 4]),
-            (8, 32, 1, 4, [4, 4, 8]),
-        ] {
-            let m = Matrix::new(*ty, 13, heads * width, n as u64);
-            let part = (heads * splits * (width + 2)).next_multiple_of(4);
-            let mut parts = noise(21, rows * part);
-            let mut x = vec![0f32; rows * heads * width];
-            let sinks = noise(22, heads);
-            let sinked = n % 2 == 0;
-            for row in 0..rows {
-                for head in 0..heads {
-                    let row_parts = &mut parts[row * part..][..part];
-                    let ends = heads * splits * width + head * splits * 2;
-                    // Scores of any size, a share of no keys, sums of one key at least.
-                    for s in 0..splits {
-                        row_parts[ends + 2 * s] *= 20.0;
-                        row_parts[ends + 2 * s + 1] = 1.0 + row_parts[ends + 2 * s + 1].abs();
-                    }
-                    if splits > 2 {
-                        row_parts[ends + 2] = f32::NEG_INFINITY;
-                    }
-                    let sink = if sinked { f64::from(sinks[head]) } else { f64::NEG_INFINITY };
-                    let best = |s: usize| f64::from(row_parts[ends + 2 * s]);
-                    let top = (0..splits).map(best).fold(sink, f64::max);
-                    let weight = |s: usize| (best(s) - top).exp();
-                    let sum = |s: usize| weight(s) * f64::from(row_parts[ends + 2 * s + 1]);
-                    let total = (0..splits).map(sum).sum::<f64>() + (sink - top).exp();
-                    for d in 0..width {
-                        let mix = |s: usize| {
-                            weight(s) * f64::from(row_parts[(head * splits + s) * width + d])
-                        };
-                        let at = (row * heads + head) * width + d;
-                        x[at] = ((0..splits).map(mix).sum::<f64>() / total) as f32;
-                    }
-                }
-            }
-            let (bias, residual, out) = (noise(23, 13), noise(24, rows * 13), room(rows * 13));
-            let live: Vec<u32> = (0..rows).flat_map(|r| [0, 0, r as u32, 0, 1, 0, 0, 0]).collect();
-            let args = [rows, heads * width, 13, 1, 1, heads, width, splits, part, (n + 1) % 2];
-            let grid = [13u32.div_ceil(o), (rows as u32).div_ceil(r), 1];
-            Run::new(&entry("matvec_joined", *ty), &[o, r, s, 0], grid, [32 * s, 1, 1])
-                .buffer(&bytes(&m.data))
-                .floats(&parts)
-                .words(&live)
-                .floats(&sinks)
-                .floats(&bias)
-                .floats(&residual)
-                .buffer(&out)
-                .go(&args.map(|v| v as u32));
-            let mut want = m.product(&x);
-            for (i, w) in want.iter_mut().enumerate() {
-                *w += f64::from(bias[i % 13]) + f64::from(residual[i]);
-            }
-            within(&format!("joined {ty}"), &read_floats(&out, rows * 13), &want, &m, &x);
+        for (shape, rows, own) in
+            [((16, 16, 3), 1, [8, 1, 2]), ((4, 64, 16), 2, [4, 2, 4]), ((8, 32, 1), 4, [4, 4, 8])]
+        {
+            joined(*ty, shape, rows, own, n % 2 == 0);
         }
     }
+}
+
+/// A product of `rows` with heads × width columns in so many shares, by a variant as in [`qkv`].
+pub(super) fn joined(
+    ty: TensorType,
+    (heads, width, splits): (usize, usize, usize),
+    rows: usize,
+    [o, r, s]: [u32; 3],
+    sinked: bool,
+) {
+    let m = Matrix::new(ty, 13, heads * width, 1);
+    let part = (heads * splits * (width + 2)).next_multiple_of(4);
+    let mut parts = noise(21, rows * part);
+    let mut x = vec![0f32; rows * heads * width];
+    let sinks = noise(22, heads);
+    for row in 0..rows {
+        for head in 0..heads {
+            let row_parts = &mut parts[row * part..][..part];
+            let ends = heads * splits * width + head * splits * 2;
+            // Scores of any size, a share of no keys, sums of one key at least.
+            for s in 0..splits {
+                row_parts[ends + 2 * s] *= 20.0;
+                row_parts[ends + 2 * s + 1] = 1.0 + row_parts[ends + 2 * s + 1].abs();
+            }
+            if splits > 2 {
+                row_parts[ends + 2] = f32::NEG_INFINITY;
+            }
+            let sink = if sinked { f64::from(sinks[head]) } else { f64::NEG_INFINITY };
+            let best = |s: usize| f64::from(row_parts[ends + 2 * s]);
+            let top = (0..splits).map(best).fold(sink, f64::max);
+            let weight = |s: usize| (best(s) - top).exp();
+            let sum = |s: usize| weight(s) * f64::from(row_parts[ends + 2 * s + 1]);
+            let total = (0..splits).map(sum).sum::<f64>() + (sink - top).exp();
+            for d in 0..width {
+                let mix =
+                    |s: usize| weight(s) * f64::from(row_parts[(head * splits + s) * width + d]);
+                let at = (row * heads + head) * width + d;
+                x[at] = ((0..splits).map(mix).sum::<f64>() / total) as f32;
+            }
+        }
+    }
+    let (bias, residual, out) = (noise(23, 13), noise(24, rows * 13), room(rows * 13));
+    let live: Vec<u32> = (0..rows).flat_map(|r| [0, 0, r as u32, 0, 1, 0, 0, 0]).collect();
+    let args = [rows, heads * width, 13, 1, 1, heads, width, splits, part, usize::from(sinked)];
+    let grid = [13u32.div_ceil(o), (rows as u32).div_ceil(r), 1];
+    let (name, constants) = typed("matvec_joined", &[ty], &[o, r, s, 0]);
+    Run::new(&name, &constants, grid, [32 * s, 1, 1])
+        .buffer(&bytes(&m.data))
+        .floats(&parts)
+        .words(&live)
+        .floats(&sinks)
+        .floats(&bias)
+        .floats(&residual)
+        .buffer(&out)
+        .go(&args.map(|v| v as u32));
+    let mut want = m.product(&x);
+    for (i, w) in want.iter_mut().enumerate() {
+        *w += f64::from(bias[i % 13]) + f64::from(residual[i]);
+    }
+    let what = format!("joined {ty} {heads} of {width} in {splits}, {rows} rows by {o} {r} {s}");
+    within(&what, &read_floats(&out, rows * 13), &want, &m, &x);
 }

@@ -4,7 +4,7 @@
 use fornax_gguf::TensorType;
 
 use super::attention::Scene;
-use super::linear::{Matrix, matmul_by};
+use super::linear::{Matrix, gated, joined, matmul_by, qkv};
 use super::rows::norm;
 use crate::library::{KV_TYPES, MORE_TYPES, WEIGHT_TYPES, numbered, typed};
 use crate::pieces::PIECES_MAX;
@@ -75,6 +75,51 @@ fn vectors(every: u64) {
 fn variants() -> impl Iterator<Item = [u32; 3]> {
     let of = |o| (1..=4).flat_map(move |r| [1, 2, 4, 8].map(|s| [o, r, s]));
     [1, 2, 4].into_iter().flat_map(of)
+}
+
+#[test]
+fn fused_sampled() {
+    fused(500);
+}
+
+#[test]
+#[ignore = "the complete sweep"]
+fn fused_complete() {
+    fused(1);
+}
+
+/// Projections and the gated pair in every variant, with a norm and without; the product behind attention in all that it has.
+/// Activations and biases go round.
+fn fused(every: u64) {
+    let mut sampler = Sampler::new(every);
+    for (t, ty) in every_type().enumerate() {
+        for cols in columns(ty) {
+            for (v, [o, rows, s]) in variants().enumerate() {
+                // The smallest simdgroups must have a thread for each output.
+                if 32 * s < o * rows {
+                    continue;
+                }
+                for norm in [0, 1] {
+                    if sampler.takes() {
+                        qkv(ty, cols, rows, [o, rows, s, norm]);
+                        let turn = (t + v) as u32 + norm;
+                        gated(ty, cols, (turn % 3, turn / 3 % 4), rows, [o, rows, s, norm]);
+                    }
+                }
+            }
+        }
+        for (n, shape) in
+            [(16, 16, 3), (4, 64, 16), (8, 32, 1), (2, 256, 7)].into_iter().enumerate()
+        {
+            for rows in 1..=4u32 {
+                for (o, s) in [(4, 2), (4, 4), (4, 8), (8, 2), (8, 4), (8, 8)] {
+                    if (o == 4 || rows == 1) && sampler.takes() {
+                        joined(ty, shape, rows as usize, [o, rows, s], n % 2 == 0);
+                    }
+                }
+            }
+        }
+    }
 }
 
 #[test]
