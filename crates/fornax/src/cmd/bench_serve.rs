@@ -4,6 +4,8 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -42,6 +44,20 @@ struct Report {
     whole_s: Spread,
     /// The longest time that any client waited between two pieces, milliseconds.
     worst_gap_ms: f64,
+    /// With `--mixed`: the long prompt that came while the others got tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    long: Option<Long>,
+}
+
+/// What became of the long prompt.
+#[derive(Debug, Serialize)]
+struct Long {
+    prompt_tokens: u64,
+    ttft_s: f64,
+    /// The longest gap of another client from its start to its end, milliseconds.
+    worst_gap_ms: f64,
+    /// Pieces that the others got in that time.
+    pieces: usize,
 }
 
 /// Where the values of a figure lie.
@@ -70,8 +86,10 @@ impl Spread {
 struct Seen {
     first: Option<Duration>,
     last: Duration,
-    worst_gap: Duration,
-    pieces: u64,
+    /// When each piece came, since the request began.
+    at: Vec<Duration>,
+    /// When that was.
+    began: Option<Instant>,
     prompt: u64,
     generated: u64,
 }
@@ -101,16 +119,35 @@ pub(crate) fn bench(flags: &Bench, url: &str) -> Result<()> {
     let due = arrivals(flags.server.requests as usize, flags.server.rate, flags.server.seed);
     let (send, receive) = mpsc::channel();
     let began = Instant::now();
+    let (n, getting) = (due.len(), Arc::new(AtomicUsize::new(0)));
     for (i, at) in due.into_iter().enumerate() {
-        let body = request(&model, flags, i as u64);
-        let (client, send) = (client.clone(), send.clone());
+        let body = request(&model, flags, i as u64, flags.p);
+        let (client, send, getting) = (client.clone(), send.clone(), Arc::clone(&getting));
         thread::sleep((began + at).saturating_duration_since(Instant::now()));
         let spawned = thread::Builder::new().stack_size(STACK).spawn(move || {
-            let _ = send.send(client.run(&body));
+            let seen = client.run(&body, &getting);
+            // One that failed holds nobody up.
+            getting.fetch_add(
+                usize::from(seen.as_ref().map_or(true, |s| s.at.is_empty())),
+                Ordering::Relaxed,
+            );
+            let _ = send.send(seen);
         });
         spawned.context("could not start a thread for another client")?;
     }
     drop(send);
+    let long = match flags.server.mixed {
+        None => None,
+        Some(tokens) => {
+            while getting.load(Ordering::Relaxed) < n {
+                thread::sleep(Duration::from_millis(1));
+            }
+            let mut body = request(&model, flags, n as u64, tokens as usize);
+            body["max_tokens"] = 4.into();
+            let seen = client.run(&body, &AtomicUsize::new(0)).context("the long prompt")?;
+            Some((seen, Instant::now()))
+        }
+    };
     let mut seen = Vec::new();
     let mut errors = BTreeMap::new();
     for result in receive {
@@ -119,7 +156,9 @@ pub(crate) fn bench(flags: &Bench, url: &str) -> Result<()> {
             Err(e) => *errors.entry(format!("{e:#}")).or_insert(0) += 1,
         }
     }
-    let report = report(client.base, model, &seen, errors, began.elapsed());
+    let took = began.elapsed();
+    let long = long.map(|(long, ended)| Long::new(&long, ended, &seen));
+    let report = Report { long, ..report(client.base, model, &seen, errors, took) };
     if report.answered == 0 {
         bail!("no request was answered: {:?}", report.errors);
     }
@@ -153,7 +192,7 @@ fn arrivals(n: usize, rate: Option<f64>, seed: u64) -> Vec<Duration> {
 }
 
 /// A request whose prompt has about so many tokens and begins like no other's.
-fn request(model: &str, flags: &Bench, index: u64) -> Value {
+fn request(model: &str, flags: &Bench, index: u64, tokens: usize) -> Value {
     const WORDS: [&str; 32] = [
         "river", "stone", "light", "paper", "green", "north", "table", "music", "horse", "cloud",
         "bread", "glass", "sound", "metal", "sugar", "plant", "chair", "ocean", "field", "story",
@@ -166,7 +205,7 @@ fn request(model: &str, flags: &Bench, index: u64) -> Value {
         WORDS[(u * WORDS.len() as f32) as usize % WORDS.len()]
     };
     // The template's own tokens and the instruction are about twenty.
-    let words: Vec<&str> = (0..flags.p.saturating_sub(20).max(1)).map(word).collect();
+    let words: Vec<&str> = (0..tokens.saturating_sub(20).max(1)).map(word).collect();
     let text = format!("{index}: tell a long story with these words: {}", words.join(" "));
     json!({
         "model": model,
@@ -203,7 +242,8 @@ impl Client {
         Ok(name.with_context(|| format!("{url} lists no model: {text}"))?.to_owned())
     }
 
-    fn run(&self, body: &Value) -> Result<Seen> {
+    /// One request; `getting` counts it when its first text comes.
+    fn run(&self, body: &Value, getting: &AtomicUsize) -> Result<Seen> {
         let began = Instant::now();
         let url = format!("{}/v1/chat/completions", self.base);
         let mut post = self.agent.post(&url).header("content-type", "application/json");
@@ -215,7 +255,7 @@ impl Client {
         if status != 200 {
             bail!("status {status}");
         }
-        let mut seen = Seen::default();
+        let mut seen = Seen { began: Some(began), ..Seen::default() };
         for line in BufReader::new(response.body_mut().as_reader()).lines() {
             let line = line.context("the stream broke off")?;
             let Some(data) = line.strip_prefix("data: ") else { continue };
@@ -223,7 +263,9 @@ impl Client {
                 return Ok(seen);
             }
             let chunk: Value = serde_json::from_str(data).context("a chunk is no JSON")?;
+            let first = seen.at.is_empty();
             seen.take(&chunk, began.elapsed())?;
+            getting.fetch_add(usize::from(first && !seen.at.is_empty()), Ordering::Relaxed);
         }
         bail!("the stream ended without [DONE]")
     }
@@ -241,18 +283,41 @@ impl Seen {
         let delta = &chunk["choices"][0]["delta"];
         let says = |field: &str| delta[field].as_str().is_some_and(|t| !t.is_empty());
         if says("content") || says("reasoning_content") || delta["tool_calls"].is_array() {
-            match self.first {
-                None => self.first = Some(now),
-                Some(_) => self.worst_gap = self.worst_gap.max(now - self.last),
-            }
+            self.first.get_or_insert(now);
             self.last = now;
-            self.pieces += 1;
+            self.at.push(now);
         }
         Ok(())
     }
 
     fn tokens(&self) -> u64 {
-        if self.generated > 0 { self.generated } else { self.pieces }
+        if self.generated > 0 { self.generated } else { self.at.len() as u64 }
+    }
+
+    fn worst_gap(&self) -> Duration {
+        self.at.windows(2).map(|w| w[1] - w[0]).max().unwrap_or_default()
+    }
+}
+
+impl Long {
+    fn new(long: &Seen, ended: Instant, others: &[Seen]) -> Long {
+        let began = long.began.unwrap_or(ended);
+        let (mut worst, mut pieces) = (Duration::ZERO, 0);
+        for other in others {
+            let Some(start) = other.began else { continue };
+            for w in other.at.windows(2).map(|w| [start + w[0], start + w[1]]) {
+                // A gap counts as far as it lies in that time.
+                let (from, to) = (w[0].max(began), w[1].min(ended));
+                worst = worst.max(to.saturating_duration_since(from));
+                pieces += usize::from(w[1] >= began && w[1] <= ended);
+            }
+        }
+        Long {
+            prompt_tokens: long.prompt,
+            ttft_s: long.first.unwrap_or_default().as_secs_f64(),
+            worst_gap_ms: worst.as_secs_f64() * 1e3,
+            pieces,
+        }
     }
 }
 
@@ -282,7 +347,8 @@ fn report(
             Some((s.last - s.first?).as_secs_f64() * 1e3 / after as f64)
         }),
         whole_s: seconds(&|s| s.first.map(|_| s.last.as_secs_f64())),
-        worst_gap_ms: seen.iter().map(|s| s.worst_gap.as_secs_f64() * 1e3).fold(0.0, f64::max),
+        worst_gap_ms: seen.iter().map(|s| s.worst_gap().as_secs_f64() * 1e3).fold(0.0, f64::max),
+        long: None,
     }
 }
 
@@ -309,6 +375,12 @@ fn table(r: &Report) -> String {
     text += &row("TPOT ms", r.tpot_ms, 2);
     text += &row("whole s", r.whole_s, 3);
     text += &format!("worst gap  {:>9.1} ms\n", r.worst_gap_ms);
+    if let Some(long) = &r.long {
+        text += &format!(
+            "{} tokens beside them: first text after {:.2} s, worst gap of the others {:.1} ms in {} pieces\n",
+            long.prompt_tokens, long.ttft_s, long.worst_gap_ms, long.pieces
+        );
+    }
     for (error, n) in &r.errors {
         text += &format!("error      {n:>9}  {error}\n");
     }
@@ -352,7 +424,7 @@ mod tests {
             json!({ "choices": [], "usage": { "prompt_tokens": 9, "completion_tokens": 4 } });
         seen.take(&usage, ms(251)).unwrap();
         assert_eq!(
-            (seen.first, seen.worst_gap, seen.tokens(), seen.prompt),
+            (seen.first, seen.worst_gap(), seen.tokens(), seen.prompt),
             (Some(ms(100)), ms(120), 4, 9)
         );
         let r = report(
@@ -366,5 +438,24 @@ mod tests {
         assert_eq!(r.tpot_ms.p50, 50.0);
         assert!(table(&r).contains("status 429"));
         assert!(Seen::default().take(&json!({ "error": {} }), ms(1)).is_err());
+    }
+
+    #[test]
+    fn gaps_count_as_far_as_the_long_prompt_was_there() {
+        let ms = Duration::from_millis;
+        let start = Instant::now();
+        let other = Seen {
+            began: Some(start),
+            at: [100, 130, 330, 340, 900].map(ms).to_vec(),
+            ..Seen::default()
+        };
+        let long = Seen {
+            began: Some(start + ms(200)),
+            first: Some(ms(300)),
+            prompt: 8000,
+            ..Seen::default()
+        };
+        let long = Long::new(&long, start + ms(500), &[other]);
+        assert_eq!((long.worst_gap_ms, long.pieces, long.ttft_s), (160.0, 2, 0.3));
     }
 }

@@ -2,7 +2,7 @@
 //! The conversation is data; reading lines, generating and files are each a function beside it.
 
 use std::fs;
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -84,8 +84,14 @@ impl Talk {
     }
 
     fn save(&self, path: &Path) -> Result<()> {
-        let text = serde_json::to_string_pretty(&self.messages)?;
-        fs::write(path, text + "\n").with_context(|| format!("could not write {}", path.display()))
+        let text = serde_json::to_string_pretty(&self.messages)? + "\n";
+        // What was saved before is there until this is whole.
+        super::whole_file(path, |part| {
+            let mut file = fs::File::create(part)?;
+            file.write_all(text.as_bytes())?;
+            Ok(file.sync_all()?)
+        })
+        .with_context(|| format!("could not write {}", path.display()))
     }
 
     fn load(&mut self, path: &Path) -> Result<()> {

@@ -177,7 +177,8 @@ fn start_engine(
         act: devices::act(config),
         step_ms_busy: flags.step_ms_busy,
         step_ms_idle: flags.step_ms_idle,
-        deterministic: flags.deterministic,
+        deterministic: config.deterministic,
+        kv_bytes: flags.kv_memory,
         ..ServeOptions::default()
     };
     Ok(Engine::start(model.clone(), opened.device(), options)?)

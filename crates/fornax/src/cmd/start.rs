@@ -44,6 +44,7 @@ pub(super) fn options(config: &Config, opened: &Opened, context: usize) -> Sessi
         chunk: CHUNK as u32,
         kv_type: opened.kv_type(config),
         act: devices::act(config),
+        deterministic: config.deterministic,
     }
 }
 

@@ -21,6 +21,8 @@ pub(crate) struct Config {
     pub(crate) layout: Layout,
     /// `None`: the device's own.
     pub(crate) act: Option<ActName>,
+    /// Only devices that give the same numbers in any company.
+    pub(crate) deterministic: bool,
     pub(crate) profile: bool,
     pub(crate) timing: bool,
     pub(crate) volume: Volume,
@@ -69,6 +71,7 @@ impl Config {
             kv_type: shared.kv_type,
             layout: shared.kv,
             act: shared.act,
+            deterministic: shared.deterministic,
             profile: shared.profile,
             timing: shared.timing,
             volume,

@@ -43,6 +43,10 @@ pub(crate) struct Shared {
     /// In which form matrices take activations [default: the device's own]
     #[arg(long, value_enum, global = true, value_name = "FORM")]
     pub(crate) act: Option<ActName>,
+    /// The same tokens however a prompt is cut and whatever runs beside it: slower on a GPU, which
+    /// refuses where it cannot; the CPU always gives them
+    #[arg(long, global = true)]
+    pub(crate) deterministic: bool,
     /// Print calls, time, GB/s and share of every kind of operation and kernel to stderr
     #[arg(long, global = true)]
     pub(crate) profile: bool,
@@ -245,9 +249,10 @@ pub(crate) struct Bench {
     pub(crate) r: usize,
     #[command(flatten)]
     pub(crate) server: BenchServe,
-    /// So many requests at once through the engine, for each number; of -p (128) and -n (64) tokens
+    /// So many requests at once through the engine, for each number; of -p (128) and -n (64) tokens. With --against: so
+    /// many sequences decode in step as well, on both sides
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = positive)]
-    #[arg(conflicts_with_all = ["against", "step_report", "d"])]
+    #[arg(conflicts_with_all = ["step_report", "d"])]
     pub(crate) batch: Vec<usize>,
     /// Replay a load: lines of {"prompt_len", "gen_len", "arrival_step"}, --batch of them at once
     #[arg(long, value_name = "FILE", conflicts_with_all = ["against", "step_report", "p", "n", "d"])]

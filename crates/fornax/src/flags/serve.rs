@@ -30,6 +30,11 @@ pub(crate) struct Serve {
     /// for, at most 8192]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) ctx: Option<u32>,
+    /// Memory for keys and values, of those that run and those kept to be found again, such as 2G or
+    /// 512M [default: room for --max-running requests of --ctx tokens, within a quarter of the memory
+    /// that is available on the CPU, half of it on Metal, nine tenths on CUDA]
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    pub(crate) kv_memory: Option<u64>,
     /// Let pages of this origin use the server, such as http://localhost:3000; * is all. May be given
     /// several times
     #[arg(long, value_name = "ORIGIN")]
@@ -40,9 +45,6 @@ pub(crate) struct Serve {
     /// Milliseconds that a step may take while there are only prompts to read
     #[arg(long, value_name = "MS", default_value = "250", value_parser = milliseconds)]
     pub(crate) step_ms_idle: f32,
-    /// The same tokens whatever runs beside a request, on devices where that costs time
-    #[arg(long)]
-    pub(crate) deterministic: bool,
     /// How the log on stderr reads
     #[arg(long, value_enum, value_name = "FORMAT", default_value = "text")]
     pub(crate) log_format: LogFormat,
@@ -72,12 +74,31 @@ pub(crate) struct BenchServe {
     /// [default: all at once]
     #[arg(long, value_name = "R", requires = "serve", value_parser = rate)]
     pub(crate) rate: Option<f64>,
+    /// With --serve: once all of them get tokens, one more begins with a prompt of N tokens; the gaps are
+    /// those of the others
+    #[arg(long, value_name = "N", requires = "serve", conflicts_with = "rate", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) mixed: Option<u32>,
     /// With --serve: seed of those times and of the prompts
     #[arg(long, value_name = "S", default_value = "1", requires = "serve")]
     pub(crate) seed: u64,
     /// With --serve: send the key in this file
     #[arg(long, value_name = "FILE", requires = "serve")]
     pub(crate) api_key_file: Option<PathBuf>,
+}
+
+/// A number of bytes, with K, M or G for powers of 1,024.
+fn bytes(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let power = match text[digits.len()..].to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kb" | "kib" => 10,
+        "m" | "mb" | "mib" => 20,
+        "g" | "gb" | "gib" => 30,
+        _ => 64,
+    };
+    let n = digits.parse::<u64>().ok().filter(|n| *n > 0);
+    let all = n.and_then(|n| n.checked_mul(1_u64.checked_shl(power)?));
+    all.ok_or_else(|| "must be a number of bytes, such as 2G, 512M or 1000000".into())
 }
 
 fn milliseconds(text: &str) -> Result<f32, String> {
@@ -91,5 +112,20 @@ fn rate(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(rate) if (1e-3..=1e6).contains(&rate) => Ok(rate),
         _ => Err("must be a number from 0.001 to 1000000, such as 2.5".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bytes;
+
+    #[test]
+    fn sizes_are_numbers_with_a_unit() {
+        for (text, n) in [("1", 1), ("64k", 65_536), ("512M", 512 << 20), ("2GiB", 2 << 30)] {
+            assert_eq!(bytes(text), Ok(n), "{text}");
+        }
+        for text in ["", "0", "-1", "G", "1.5G", "2T", "2 G", "20000000000G", "1e9", "é"] {
+            assert!(bytes(text).is_err(), "{text}");
+        }
     }
 }

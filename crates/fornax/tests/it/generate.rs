@@ -40,7 +40,7 @@ fn object(ran: Ran, fields: &[&str]) -> Value {
 }
 
 /// The tiny llama with a chat template of its own; its tokenizer knows no marks, so turns are plain text.
-fn with_template(home: &Folder) -> PathBuf {
+pub(crate) fn with_template(home: &Folder) -> PathBuf {
     let gguf = Gguf::open(&model("llama3-q8_0")).unwrap();
     let mut metadata = gguf.metadata().clone();
     let template = "{% for m in messages %}[{{ m.role }}: {{ m.content }}]{% endfor %}\

@@ -9,6 +9,7 @@ mod files;
 mod generate;
 mod held;
 mod hub;
+mod kills;
 mod metal;
 mod modes;
 mod program;
