@@ -156,6 +156,11 @@ impl MetalDevice {
         tune::listing(plan)
     }
 
+    /// Every family of kernels by its name and its source, as the driver gets it.
+    pub fn sources() -> impl Iterator<Item = (&'static str, String)> {
+        library::FAMILIES.iter().map(|family| (family.name, family.source()))
+    }
+
     /// Builds a pipeline of every kernel, whether a plan needs it or not. Returns their number.
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use std::ops::{Range, RangeInclusive};
 
 use fornax_plan::{Batch, Result};
 
-use crate::api::{Buffer, Encoder, Grid, Pipeline, Slice};
+use crate::api::{Buffer, Encoder, Grid, Note, Pipeline, Slice};
 use crate::args::stride_at;
 use crate::feed::Chain;
 use crate::hazard::{Access, Touch, Tracker};
@@ -267,8 +267,11 @@ impl Writer {
         let (mut start, mut written) = (0, 0);
         while start < rows {
             let all = (start, rows, grain);
-            let (end, seconds) = command.work.part(all, round.most_s, |row| round.pos(row));
-            self.command(encoder, command, round, start..end, seconds)?;
+            let work = &command.work;
+            let (end, keys) = work.part(all, round.most_s, |row| round.pos(row));
+            let (label, bytes) = (command.op, work.read(keys));
+            let note = Note { label, plain_s: work.seconds(end - start, keys), bytes };
+            self.command(encoder, command, round, start..end, note)?;
             (start, written) = (end, written + 1);
         }
         Ok(written)
@@ -280,7 +283,7 @@ impl Writer {
         command: &Command,
         round: &Round<'_>,
         part: Range<usize>,
-        seconds: f64,
+        note: Note,
     ) -> Result<()> {
         let rows = part.len();
         self.touches.clear();
@@ -319,6 +322,6 @@ impl Writer {
             self.constants[at] = round.base as u32;
         }
         encoder.set_constants(&self.constants);
-        encoder.dispatch((command.op, seconds), command.span.grid(rows as u32))
+        encoder.dispatch(note, command.span.grid(rows as u32))
     }
 }

@@ -204,6 +204,12 @@ pub(crate) fn pieced(own: &[u32], pieces: usize) -> Vec<u32> {
 pub(crate) const PIECES_AT: usize = 4;
 
 impl Family {
+    /// The parts as one source, as the driver gets it: errors are told by part and line.
+    pub(crate) fn source(&self) -> String {
+        let part = |(name, text): &(&str, &str)| format!("#line 1 \"{name}\"\n{text}\n");
+        self.sources.iter().map(part).collect()
+    }
+
     /// The names of all entries.
     pub(crate) fn entries(&self) -> Vec<String> {
         let typed = |kernels: &'static [&'static str], types: &'static [TensorType]| {

@@ -75,7 +75,7 @@ pub(crate) fn times(ran: &[Ran]) -> Vec<OpTime> {
             let read = c.traffic.iter().filter(|t| t.label.is_some());
             read.map(|t| t.bytes_read).sum()
         };
-        let bytes = ran.counts.as_ref().map_or(0, buffers);
+        let bytes = ran.counts.as_ref().map_or(ran.bytes, buffers);
         match all.iter_mut().find(|t| *t.name == *ran.kernel) {
             Some(t) => {
                 t.calls += 1;
@@ -92,4 +92,26 @@ pub(crate) fn times(ran: &[Ran]) -> Vec<OpTime> {
     }
     all.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernels_times_add_up_where_nobody_counts() {
+        let ran = |kernel: &str, seconds, bytes| Ran {
+            label: 0,
+            kernel: kernel.into(),
+            barrier: true,
+            begins: false,
+            seconds,
+            bytes,
+            counts: None,
+        };
+        let times = times(&[ran("a", 0.5, 10), ran("b", 2.0, 30), ran("a", 0.25, 10)]);
+        let of = |n: usize| (times[n].name.as_str(), times[n].calls, times[n].bytes);
+        assert_eq!((times.len(), of(0), of(1)), (2, ("b", 1, 30), ("a", 2, 20)));
+        assert!((times[1].seconds - 0.75).abs() < 1e-12);
+    }
 }

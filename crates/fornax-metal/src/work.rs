@@ -1,6 +1,7 @@
 //! How long a command takes on the slowest chip, by rows, bytes and keys: what command buffers are cut by. Coarse, and corrected
 //! by what is measured. It knows no queue.
 
+use fornax_gguf::TensorType;
 use fornax_plan::{Op, Plan};
 
 /// Bytes that the slowest chip (M1) reads in a second.
@@ -22,7 +23,7 @@ pub(crate) struct Work {
 /// A row's work for one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Keys {
-    /// Bytes of the key and its value, of all heads, at four an element.
+    /// Bytes of the key and its value, of all heads.
     pub(crate) bytes: u64,
     /// Multiplications, of all query heads.
     pub(crate) products: u64,
@@ -33,13 +34,15 @@ pub(crate) struct Keys {
 }
 
 impl Work {
-    /// A row's work for an op in one command.
-    pub(crate) fn of(plan: &Plan, op: &Op) -> Work {
+    /// A row's work for an op in one command, with a cache of this type.
+    pub(crate) fn of(plan: &Plan, op: &Op, kv_type: TensorType) -> Work {
         let keys = match op {
             Op::Attention { kv, heads, .. } => {
                 let g = &plan.kv[kv.group as usize];
                 let each = u64::from(g.k_width + g.v_width);
-                let (bytes, products) = (4 * u64::from(g.heads) * each, u64::from(*heads) * each);
+                let (heads, elements) = (u64::from(*heads), u64::from(g.heads) * each);
+                let bytes = elements * kv_type.block_bytes() as u64 / kv_type.block_len() as u64;
+                let products = heads * each;
                 Some(Keys { bytes, products, window: g.window, shared_by: 1 })
             }
             _ => None,
@@ -63,6 +66,11 @@ impl Work {
         self.keys.map_or(0, |k| u64::from(seen(k)))
     }
 
+    /// Different bytes that rows which see `keys` together read.
+    pub(crate) fn read(&self, keys: u64) -> u64 {
+        self.bytes + self.keys.map_or(0, |k| keys * k.bytes / u64::from(k.shared_by.max(1)))
+    }
+
     /// Seconds for `rows` that see `keys` together.
     pub(crate) fn seconds(&self, rows: usize, keys: u64) -> f64 {
         let again = rows.saturating_sub(1) as f64;
@@ -74,28 +82,26 @@ impl Work {
         weights + keys as f64 * of_key
     }
 
-    /// The end of the part of the rows from `start` on that takes no more than `most` seconds: a multiple of `grain` rows,
-    /// and one at least.
+    /// The end of the part of the rows from `start` on that takes no more than `most` seconds, a multiple of `grain` rows and
+    /// one at least; and the keys that it sees.
     pub(crate) fn part(
         &self,
         (start, rows, grain): (usize, usize, usize),
         most: f64,
         pos: impl Fn(usize) -> u32,
-    ) -> (usize, f64) {
+    ) -> (usize, u64) {
         let of = |rows: std::ops::Range<usize>| rows.map(|row| self.seen(pos(row))).sum::<u64>();
         let mut end = (start + grain).min(rows);
         let mut keys = of(start..end);
-        let mut seconds = self.seconds(end - start, keys);
         while end < rows {
             let next = (end + grain).min(rows);
-            keys += of(end..next);
-            let longer = self.seconds(next - start, keys);
-            if longer > most {
+            let more = keys + of(end..next);
+            if self.seconds(next - start, more) > most {
                 break;
             }
-            (end, seconds) = (next, longer);
+            (end, keys) = (next, more);
         }
-        (end, seconds)
+        (end, keys)
     }
 }
 
@@ -111,7 +117,8 @@ mod tests {
         let mut all = Vec::new();
         let mut start = 0;
         while start < rows {
-            let (end, seconds) = work.part((start, rows, 8), most, |row| first + row as u32);
+            let (end, keys) = work.part((start, rows, 8), most, |row| first + row as u32);
+            let seconds = work.seconds(end - start, keys);
             assert!(end > start && (end == rows || end % 8 == 0), "{start} to {end}");
             all.push((end - start, seconds));
             start = end;

@@ -8,7 +8,7 @@ use fornax_plan::{Error, Result};
 
 use super::failure::Failure;
 use super::memory::Memory;
-use super::recording::Recording;
+use super::recording::{Ran, Recording};
 use crate::policy::Family;
 
 /// No device.
@@ -106,6 +106,7 @@ impl Queue {
         _: &Memory,
         _: &Recording,
         _: &mut [f64],
+        _: &mut Vec<Ran>,
     ) -> std::result::Result<f64, Failure> {
         match self.0 {}
     }

@@ -70,8 +70,9 @@ pub(super) fn run(
         if let Entry::Dispatch(d) = &recording.entries[at] {
             commands.push(Command::Dispatch(bound(&memory, nothing, recording, d)?));
             let (barrier, begins) = (mem::take(&mut barrier), mem::take(&mut begins));
-            let (label, kernel) = (d.label, Arc::clone(&d.pipeline.name));
-            ran.push(Ran { label, kernel, barrier, begins, seconds: 0.0, counts: None });
+            let (label, kernel) = (d.note.label, Arc::clone(&d.pipeline.name));
+            let bytes = d.note.bytes;
+            ran.push(Ran { label, kernel, barrier, begins, seconds: 0.0, bytes, counts: None });
         }
     }
     let ran = &mut ran[first..];

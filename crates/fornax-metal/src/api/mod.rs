@@ -25,6 +25,7 @@ pub use health::Fault;
 pub(crate) use health::Health;
 pub use memory::{Buffer, Slice};
 pub use queue::{CommandBuffer, Committed, Encoder, Queue};
+pub use recording::Note;
 pub(crate) use recording::Ran;
 pub(crate) use system::Gpu;
 

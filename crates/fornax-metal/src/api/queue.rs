@@ -11,7 +11,7 @@ use fornax_plan::{Error, Result};
 use super::failure::{Cause, Failure};
 use super::health::{Fault, Live};
 use super::pace::Pace;
-use super::recording::{Arg, Entry, Open, Ran, Recording};
+use super::recording::{Arg, Entry, Note, Open, Ran, Recording};
 use super::{Backend, Code, Device, Grid, Pipeline, SLOTS, Slice, emulator, system};
 use crate::hazard::Access;
 
@@ -197,14 +197,13 @@ impl Encoder<'_> {
         self.buffer.recording.constants(&self.open, words);
     }
 
-    /// Records one command over a grid; the constants are its last argument. `label` is what it was made for, `plain_s`
-    /// the seconds that are predicted of it: by them, what would run too long at once is cut into several command buffers.
+    /// Records one command over a grid; the constants are its last argument.
     ///
     /// # Errors
     /// `is_malformed`, naming the kernel and the argument, where Metal's rules are broken: slots,
     /// constants, ranges outside their buffer, a written argument that overlaps another, a grid of
     /// nothing, more threads than the pipeline has.
-    pub fn dispatch(&mut self, (label, plain_s): (u32, f64), grid: Grid) -> Result<()> {
+    pub fn dispatch(&mut self, note: Note, grid: Grid) -> Result<()> {
         let pipeline = self
             .pipeline
             .take()
@@ -213,7 +212,7 @@ impl Encoder<'_> {
         let (args, words) = recording.bound(&self.open);
         check(&pipeline, args, words, grid)
             .map_err(|what| Error::malformed(format!("metal: {}: {what}", pipeline.name)))?;
-        recording.take(&mut self.open, pipeline, (label, plain_s), grid);
+        recording.take(&mut self.open, pipeline, note, grid);
         Ok(())
     }
 
@@ -428,7 +427,8 @@ impl Work {
         recording: &Recording,
     ) -> std::result::Result<f64, Failure> {
         if let Some(native) = native {
-            return native.run_each(&device.lock(), recording, &mut self.seconds);
+            self.ran.clear();
+            return native.run_each(&device.lock(), recording, &mut self.seconds, &mut self.ran);
         }
         let started = Instant::now();
         let part = std::mem::take(&mut self.at)..recording.entries.len();
@@ -484,7 +484,7 @@ mod tests {
             encoder.set_buffer(0, a, Access::Read);
             encoder.set_buffer(1, b, Access::Write);
             encoder.set_constants(words);
-            encoder.dispatch((0, 0.0), grid).err().map(|e| e.to_string()).unwrap_or_default()
+            encoder.dispatch(Note::default(), grid).err().map(|e| e.to_string()).unwrap_or_default()
         };
         let (low, high) = (buffer.words(0..32), buffer.words(32..64));
         assert_eq!(refused(low.clone(), high.clone(), &[1, 32], grid), "");

@@ -12,13 +12,21 @@ pub(super) type Arg = Option<(Slice, Access)>;
 #[derive(Debug)]
 pub(super) struct Dispatch {
     pub(super) pipeline: Pipeline,
-    /// What the command was made for, for errors and times.
-    pub(super) label: u32,
-    /// Seconds that are predicted of it.
-    pub(super) plain_s: f64,
+    pub(super) note: Note,
     pub(super) grid: Grid,
     args: Range<usize>,
     words: Range<usize>,
+}
+
+/// What is said of a command beside what it does.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Note {
+    /// What it was made for, for errors and times.
+    pub label: u32,
+    /// Seconds that are predicted of it: by them, what would run too long at once is cut into several command buffers.
+    pub plain_s: f64,
+    /// Different bytes that it should read, for rates where nobody counts.
+    pub bytes: u64,
 }
 
 #[derive(Debug)]
@@ -50,6 +58,8 @@ pub(crate) struct Ran {
     pub(crate) begins: bool,
     /// Where commands are timed one by one.
     pub(crate) seconds: f64,
+    /// What it should read.
+    pub(crate) bytes: u64,
     /// What it accessed, where the form counts that.
     pub(crate) counts: Option<fornax_msl::DispatchReport>,
 }
@@ -81,7 +91,7 @@ impl Recording {
     /// Place in the list and predicted seconds of every command.
     pub(super) fn commands(&self) -> impl Iterator<Item = (usize, f64)> + '_ {
         self.entries.iter().enumerate().filter_map(|(at, entry)| match entry {
-            Entry::Dispatch(d) => Some((at, d.plain_s)),
+            Entry::Dispatch(d) => Some((at, d.note.plain_s)),
             Entry::Barrier => None,
         })
     }
@@ -119,22 +129,9 @@ impl Recording {
     }
 
     /// Makes a command of what is bound.
-    pub(super) fn take(
-        &mut self,
-        open: &mut Open,
-        pipeline: Pipeline,
-        (label, plain_s): (u32, f64),
-        grid: Grid,
-    ) {
+    pub(super) fn take(&mut self, open: &mut Open, pipeline: Pipeline, note: Note, grid: Grid) {
         let (args, words) = (open.args..self.args.len(), open.words..self.words.len());
-        self.entries.push(Entry::Dispatch(Dispatch {
-            pipeline,
-            label,
-            plain_s,
-            grid,
-            args,
-            words,
-        }));
+        self.entries.push(Entry::Dispatch(Dispatch { pipeline, note, grid, args, words }));
         *open = Open { args: self.args.len(), words: self.words.len() };
     }
 }

@@ -147,7 +147,7 @@ impl Builder<'_> {
         let own = pieced(&[together, each[1], each[2]], 1);
         let when = SPLIT_ROWS + 1..=u32::MAX;
         let parts = Some(TILE_ROWS);
-        let work = Some(Work::of(self.plan, op).shared_by(TILE_ROWS));
+        let work = Some(Work::of(self.plan, op, self.kv_type).shared_by(TILE_ROWS));
         let e = Entry { constants: own, when, pools, parts, work, ..whole(&name, axes, 256) };
         self.dispatch(at, e, Extent::Rows, (args, constants))
     }

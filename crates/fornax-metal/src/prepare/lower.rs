@@ -211,7 +211,9 @@ impl Builder<'_> {
         let (when, base_at) = (e.when, None);
         let apart = self.apart;
         let (pools, parts) = (e.pools, e.parts);
-        let work = e.work.unwrap_or_else(|| Work::of(self.plan, &self.plan.ops[op as usize]));
+        let work = e
+            .work
+            .unwrap_or_else(|| Work::of(self.plan, &self.plan.ops[op as usize], self.kv_type));
         self.out.commands.push(Command {
             op,
             pipeline,

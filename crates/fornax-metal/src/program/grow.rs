@@ -10,6 +10,7 @@ use crate::feed::Feed;
 use crate::hazard::Access;
 use crate::pieces::Pieces;
 use crate::prepare::{Pool, pool_words};
+use crate::report;
 
 /// What a further piece needs, before anything of the program is changed.
 struct Further {
@@ -58,8 +59,8 @@ impl MetalProgram {
         };
         let groups = self.plan.kv.iter().map(|g| {
             let pair = |_: &u32| {
-                let keys = further("more keys", g.heads * g.k_width)?;
-                Ok([keys, further("more values", g.heads * g.v_width)?])
+                let keys = further(report::KEYS, g.heads * g.k_width)?;
+                Ok([keys, further(report::VALUES, g.heads * g.v_width)?])
             };
             g.layers.iter().map(pair).collect()
         });

@@ -9,7 +9,7 @@ use std::ops::Range;
 use fornax_gguf::TensorType;
 use fornax_plan::{Error, Plan, Result};
 
-use crate::api::{Access, Buffer, Device, Encoder, Grid, Pipeline, Queue};
+use crate::api::{Access, Buffer, Device, Encoder, Grid, Note, Pipeline, Queue};
 use crate::args::CopyArgs;
 use crate::profile::Profile;
 
@@ -169,7 +169,7 @@ fn write(encoder: &mut Encoder<'_>, call: &Call<'_>) -> Result<()> {
         }
     }
     encoder.set_constants(&call.constants);
-    encoder.dispatch((0, 0.0), call.grid)
+    encoder.dispatch(Note::default(), call.grid)
 }
 
 /// A buffer of one word again and again: no kernel may read what nobody wrote.

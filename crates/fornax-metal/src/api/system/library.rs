@@ -101,7 +101,7 @@ impl Gpu {
     fn library(&self, family: usize) -> std::result::Result<&Object<dyn MTLLibrary>, String> {
         let compiled = self.libraries[family].get_or_init(|| {
             autoreleasepool(|_| {
-                let source = NSString::from_str(&joined(FAMILIES[family].sources));
+                let source = NSString::from_str(&FAMILIES[family].source());
                 let options = options();
                 self.device
                     .newLibraryWithSource_options_error(&source, Some(&options))
@@ -201,9 +201,4 @@ fn options() -> objc2::rc::Retained<MTLCompileOptions> {
         options.setFastMathEnabled(false);
     }
     options
-}
-
-/// The parts as one source whose errors are told by part and line.
-fn joined(parts: &[(&str, &str)]) -> String {
-    parts.iter().map(|(name, text)| format!("#line 1 \"{name}\"\n{text}\n")).collect()
 }

@@ -18,7 +18,7 @@ use objc2_metal::{
 use super::{Buffer, Gpu, Object, text};
 use crate::api::failure::{Cause, Failure};
 use crate::api::memory::{Memory, NOTHING_BYTES};
-use crate::api::recording::{Dispatch, Entry, Recording};
+use crate::api::recording::{Dispatch, Entry, Ran, Recording};
 use crate::api::{Code, Grid, SLOTS};
 
 /// Command buffers under way before the next waits for one: a long prompt is cut into many.
@@ -200,26 +200,40 @@ impl Queue {
         })
     }
 
-    /// Runs command after command, each in a command buffer of its own, and adds up the GPU's seconds by label.
+    /// Runs command after command, each in a command buffer of its own, adds up the GPU's seconds by label, and
+    /// notes them by command.
     pub(in crate::api) fn run_each(
         &self,
         memory: &Memory,
         recording: &Recording,
         seconds: &mut [f64],
+        ran: &mut Vec<Ran>,
     ) -> std::result::Result<f64, Failure> {
         self.reside(memory);
-        let mut all = 0.0;
-        for entry in &recording.entries {
-            let Entry::Dispatch(d) = entry else { continue };
+        let (mut all, mut barrier) = (0.0, false);
+        for (at, entry) in recording.entries.iter().enumerate() {
+            let Entry::Dispatch(d) = entry else {
+                barrier = true;
+                continue;
+            };
             let took = autoreleasepool(|_| {
                 let commands = self.part(memory, recording, std::slice::from_ref(entry))?;
                 commands.waitUntilCompleted();
                 ended(&commands)
             })?;
             all += took;
-            if let Some(s) = seconds.get_mut(d.label as usize) {
+            if let Some(s) = seconds.get_mut(d.note.label as usize) {
                 *s += took;
             }
+            ran.push(Ran {
+                label: d.note.label,
+                kernel: Arc::clone(&d.pipeline.name),
+                barrier: std::mem::take(&mut barrier),
+                begins: at == 0 || recording.marks.contains(&at),
+                seconds: took,
+                bytes: d.note.bytes,
+                counts: None,
+            });
         }
         Ok(all)
     }
