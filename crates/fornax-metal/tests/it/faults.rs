@@ -196,32 +196,37 @@ fn a_step_that_would_run_too_long_is_cut_and_gives_the_same_tokens() {
 /// Attention and products of a prompt, parted by rows, give what they give at once, number by number.
 #[test]
 fn a_dispatch_that_would_run_too_long_is_parted_and_gives_the_same_logits() {
-    let prompt: Vec<u32> = (0..50).map(|i| i * 7 % 60).collect();
-    let run = |device: MetalDevice| {
-        let case = conformance::proof(TensorType::F32);
-        let limits = Limits { kv_blocks: 4, ..conformance::limits_for(&case, &device) };
-        let mut program = device.prepare(&case.plan, &limits).unwrap();
-        let table: [&[BlockId]; 1] = [&[BlockId(1), BlockId(3)]];
-        let step = SeqStep {
-            slot: SlotId(0),
-            tokens: Tokens::Host(&prompt),
-            pos: 0,
-            tables: &table,
-            wants: &[(49..50, Want::Logits)],
-            sample: None,
-            max_new: 1,
-            stop: &[],
-        };
-        let mut out = StepOutput::default();
-        let ticket = program.submit(&[step]).unwrap();
-        program.wait(ticket, &mut out).unwrap();
-        (out.logits, device.journal().commands(), device.journal().submissions())
+    // Six rows: attention in shares, row by row. Fifty: attention of many in seven times eight rows, and two parts of each of
+    // the seven products of many.
+    for (rows, parts) in [(6, 5), (50, 6 + 7)] {
+        let (whole, commands, one) = prompt(&crate::kernels(1), rows);
+        assert_eq!(one, 1);
+        let (parted, more, buffers) = prompt(&crate::kernels(1).hurried(0.0), rows);
+        assert_eq!(parted, whole, "{rows} rows");
+        assert_eq!(more - commands, parts, "{rows} rows");
+        assert!(buffers > 7, "{buffers} command buffers");
+    }
+}
+
+/// The last logits of a prompt of so many tokens, and how many commands and command buffers it took.
+fn prompt(device: &MetalDevice, rows: u32) -> (Vec<f32>, u64, u64) {
+    let prompt: Vec<u32> = (0..rows).map(|i| i * 7 % 60).collect();
+    let case = conformance::proof(TensorType::F32);
+    let limits = Limits { kv_blocks: 4, ..conformance::limits_for(&case, device) };
+    let mut program = device.prepare(&case.plan, &limits).expect("the device runs the proof");
+    let table: [&[BlockId]; 1] = [&[BlockId(1), BlockId(3)]];
+    let step = SeqStep {
+        slot: SlotId(0),
+        tokens: Tokens::Host(&prompt),
+        pos: 0,
+        tables: &table,
+        wants: &[(rows - 1..rows, Want::Logits)],
+        sample: None,
+        max_new: 1,
+        stop: &[],
     };
-    let (whole, commands, one) = run(crate::kernels(1));
-    assert_eq!(one, 1);
-    let (parted, more, buffers) = run(crate::kernels(1).hurried(0.0));
-    assert_eq!(parted, whole);
-    // Fifty rows: attention in seven of eight rows; two parts of each of the seven products of many rows.
-    assert_eq!(more - commands, 6 + 7);
-    assert!(buffers > 7, "{buffers} command buffers");
+    let mut out = StepOutput::default();
+    let ticket = program.submit(&[step]).expect("a step that fits");
+    program.wait(ticket, &mut out).expect("a step that fits");
+    (out.logits, device.journal().commands(), device.journal().submissions())
 }
