@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use fornax_msl::{BarrierId, Buffer, Command, Dispatch, Library, Options, Order, Queue, Value};
 
+#[cfg(not(target_os = "macos"))]
 use super::{floats, words};
 use crate::library::{FAMILIES, family_of};
 
@@ -53,10 +54,12 @@ impl Run {
         self
     }
 
+    #[cfg(not(target_os = "macos"))]
     pub(super) fn floats(self, values: &[f32]) -> Run {
         self.buffer(&floats(values))
     }
 
+    #[cfg(not(target_os = "macos"))]
     pub(super) fn words(self, values: &[u32]) -> Run {
         self.buffer(&words(values))
     }

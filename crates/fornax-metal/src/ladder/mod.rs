@@ -6,7 +6,6 @@ mod attention;
 #[cfg(not(target_os = "macos"))]
 mod barriers;
 mod conv;
-#[cfg(not(target_os = "macos"))]
 mod emulated;
 #[cfg(target_os = "macos")]
 mod gpu;
@@ -26,7 +25,7 @@ use crate::pieces::PIECES_MAX;
 #[cfg(not(target_os = "macos"))]
 use emulated::{Run, WITHOUT, library};
 #[cfg(target_os = "macos")]
-use gpu::Run;
+use gpu::Either as Run;
 
 fn bytes(data: &[u8]) -> Buffer {
     // Sixteen at least: an argument of any type is that long.
