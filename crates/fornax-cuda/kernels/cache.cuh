@@ -10,6 +10,14 @@ __device__ inline u64 place_of(const u32* table, u32 pos) {
     return (u64)__ldg(table + pos / KV_BLOCK) * KV_BLOCK + pos % KV_BLOCK;
 }
 
+// Keys and values may be written by the kernel in front while this one lives already, so their loads stay where they are
+// (a load of constant memory was moved in front of the wait), and go past the first-level cache.
+__device__ inline Vec4 cached16(const void* p) {
+    Vec4 v;
+    asm volatile("ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+    return v;
+}
+
 // Element i of a pool of `all` elements. `put` is called by whole warps for 32 neighbours.
 struct KvF32 {
     __device__ static void put(u8* pool, u64 all, u64 i, float v) { ((float*)pool)[i] = v; }
@@ -19,7 +27,7 @@ struct KvF16 {
     static const bool PLAIN = true;
     __device__ static void put(u8* pool, u64 all, u64 i, float v) { ((u16*)pool)[i] = float_to_half(v); }
     // Elements i … i + 7 as halves.
-    __device__ static Vec4 eight(const u8* pool, u64 all, u64 i) { return global16(pool + i * 2); }
+    __device__ static Vec4 eight(const u8* pool, u64 all, u64 i) { return cached16(pool + i * 2); }
 };
 
 struct KvQ8_0 {
@@ -40,8 +48,8 @@ struct KvQ8_0 {
     __device__ static Vec4 eight(const u8* pool, u64 all, u64 i) {
         u32 a, b;
         u16 d;
-        asm volatile("ld.global.nc.v2.u32 {%0,%1}, [%2];" : "=r"(a), "=r"(b) : "l"(pool + i));
-        asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(d) : "l"(pool + all + i / 32 * 2));
+        asm volatile("ld.global.cg.v2.u32 {%0,%1}, [%2];" : "=r"(a), "=r"(b) : "l"(pool + i) : "memory");
+        asm volatile("ld.global.cg.u16 %0, [%1];" : "=h"(d) : "l"(pool + all + i / 32 * 2) : "memory");
         a ^= 0x80808080u;
         b ^= 0x80808080u;
         u32 scale = d | (u32)d << 16;

@@ -3,6 +3,20 @@
 #pragma once
 #include "planes.cuh"
 
+// Kernels of a chain may begin before the one in front has ended (their launches say so): what comes before `await_before`
+// must read nothing that the chain writes, and write nothing at all. A step's rows and block tables are older than the
+// chain, whose first kernel begins like any other, and so are keys and values of earlier steps.
+__device__ inline void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ inline void await_before() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // 16 bytes, or zeroes where `there` is false.
 __device__ inline void copy16_if(u32 to, const void* from, bool there) {
     u32 n = there ? 16 : 0;
@@ -55,6 +69,7 @@ __device__ inline void mma_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// Of memory that nobody writes while the kernel lives: the compiler may move it anywhere.
 __device__ inline Vec4 global16(const void* p) {
     Vec4 v;
     asm volatile("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));

@@ -137,7 +137,28 @@ impl Gpu {
         constants: &[u32],
         pointers: &[u64],
     ) -> Result<()> {
-        self.queue(function, Form { grid, threads, shared, together: false }, constants, pointers)
+        self.queue(
+            function,
+            Form { grid, threads, shared, together: false, early: false },
+            constants,
+            pointers,
+        )
+    }
+
+    /// As [`Gpu::launch`] of a kernel that may begin while the one in front still runs, because it waits for that one
+    /// itself; where the GPU cannot do that, it begins behind it.
+    pub(crate) fn launch_early(
+        &self,
+        function: &Function,
+        grid: (u32, u32),
+        threads: u32,
+        shared: u32,
+        constants: &[u32],
+        pointers: &[u64],
+    ) -> Result<()> {
+        let early = self.arch >= 90;
+        let form = Form { grid, threads, shared, together: false, early };
+        self.queue(function, form, constants, pointers)
     }
 
     /// As [`Gpu::launch`] with a row of blocks that all run at once, so that they can wait for one another.
@@ -150,7 +171,7 @@ impl Gpu {
         constants: &[u32],
         pointers: &[u64],
     ) -> Result<()> {
-        let form = Form { grid: (blocks, 1), threads, shared, together: true };
+        let form = Form { grid: (blocks, 1), threads, shared, together: true, early: false };
         self.queue(function, form, constants, pointers)
     }
 

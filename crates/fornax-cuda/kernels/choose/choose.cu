@@ -39,11 +39,21 @@ extern "C" __global__ void argmax(ArgmaxArgs a, const float* logits, const Wante
     const float* x = logits + (u64)ix * a.vocab;
     float value = negative_infinity();
     u32 at = NONE;
-    for (u32 i = t; i < a.vocab; i += THREADS)
-        if (x[i] > value) {
-            value = x[i];
-            at = i;
+    // Eight loads are under way at a time.
+    for (u32 i = t; i < a.vocab; i += 8 * THREADS) {
+        float v[8];
+#pragma unroll
+        for (u32 k = 0; k < 8; k++) {
+            u32 from = i + k * THREADS;
+            v[k] = from < a.vocab ? x[from] : negative_infinity();
         }
+#pragma unroll
+        for (u32 k = 0; k < 8; k++)
+            if (v[k] > value) {
+                value = v[k];
+                at = i + k * THREADS;
+            }
+    }
     best_value[t] = value;
     best_at[t] = at;
     for (u32 d = THREADS / 2; d > 0; d /= 2) {

@@ -109,12 +109,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, DIM <= 128 ? 4 : 2)
     __shared__ float tops[WARPS][SLOTS], all[WARPS][SLOTS];
     __shared__ bool is_last;
     u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
+    let_next_begin();
     Row r = rows[blockIdx.y];
     Job j;
     j.share = a.heads / a.kv_heads;
     j.n = max(r.rows, 1u);
-    // A sequence is its first row's; longer ones are another kernel's.
-    if (r.left == 0 || r.nth != 0 || j.n * j.share > SLOTS) return;
+    // A sequence is its first row's; longer ones are another kernel's. Who has nothing to do waits, too: the kernel behind
+    // counts on it.
+    if (r.left == 0 || r.nth != 0 || j.n * j.share > SLOTS) {
+        await_before();
+        return;
+    }
     j.table = tables + (u64)r.seq * a.stride;
     j.row = blockIdx.y;
     j.kv_head = blockIdx.x / a.parts;
@@ -124,8 +129,46 @@ extern "C" __global__ void __launch_bounds__(THREADS, DIM <= 128 ? 4 : 2)
     u32 end = r.pos + j.n;
     j.part = max(PART_KEYS, ((end - j.from + PARTS - 1) / PARTS + 15) & ~15u);
     j.parts = (end - j.from + j.part - 1) / j.part;
-    if (part >= j.parts) return;
+    if (part >= j.parts) {
+        await_before();
+        return;
+    }
     u32 begin = j.from + part * j.part, stop = min(begin + j.part, end);
+    u32 width = a.kv_heads * DIM;
+    u64 elements = (u64)a.tokens * width;
+    Vec4 k[2][CHUNKS], v[4][GROUPS];
+    // Sixteen keys are of one block of the cache; those behind the last are read as the last, and count for nothing.
+    auto fetch_keys = [&](u32 base) {
+        u64 place = place_of(j.table, base);
+        u32 most = stop - 1 - base;
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            u64 at = (place + min(8 * i + g, most)) * width + j.kv_head * DIM;
+#pragma unroll
+            for (u32 c = 0; c < CHUNKS; c++) {
+                k[i][c] = {0, 0, 0, 0};
+                if (32 * c + 8 * t < DIM) k[i][c] = Kv::eight(keys, elements, at + 32 * c + 8 * t);
+            }
+        }
+    };
+    auto fetch_values = [&](u32 base) {
+        u64 place = place_of(j.table, base);
+        u32 most = stop - 1 - base;
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            u64 at = (place + min(2 * t + (i & 1) + (i / 2) * 8, most)) * width + j.kv_head * DIM;
+#pragma unroll
+            for (u32 c = 0; c < GROUPS; c++) {
+                v[i][c] = {0, 0, 0, 0};
+                if (64 * c + 8 * g < DIM) v[i][c] = Kv::eight(values, elements, at + 64 * c + 8 * g);
+            }
+        }
+    };
+    // Keys of earlier steps are there already.
+    u32 opening = begin + warp * 16;
+    bool ahead = opening < stop && opening + 16 <= r.pos;
+    if (ahead) fetch_keys(opening);
+    await_before();
     u32 query[CHUNKS][4];
     load_queries(a, j, q, a.scale * (a.softcap != 0.0f ? 1.0f : LOG2E), g, t, query);
     // Of slots 2t and 2t + 1.
@@ -140,32 +183,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, DIM <= 128 ? 4 : 2)
         last[h] = j.pos + row_of(j, 2 * t + h);
         first[h] = first_key(a.window, last[h]);
     }
-    u32 width = a.kv_heads * DIM;
-    u64 elements = (u64)a.tokens * width;
 #pragma unroll 1
-    for (u32 base = begin + warp * 16; base < stop; base += WARPS * 16) {
-        // Sixteen keys are of one block of the cache; those behind the last are read as the last, and count for nothing.
-        u64 place = place_of(j.table, base);
-        u32 most = stop - 1 - base;
-        Vec4 k[2][CHUNKS], v[4][GROUPS];
-#pragma unroll
-        for (u32 i = 0; i < 2; i++) {
-            u64 at = (place + min(8 * i + g, most)) * width + j.kv_head * DIM;
-#pragma unroll
-            for (u32 c = 0; c < CHUNKS; c++) {
-                k[i][c] = {0, 0, 0, 0};
-                if (32 * c + 8 * t < DIM) k[i][c] = Kv::eight(keys, elements, at + 32 * c + 8 * t);
-            }
-        }
-#pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-            u64 at = (place + min(2 * t + (i & 1) + (i / 2) * 8, most)) * width + j.kv_head * DIM;
-#pragma unroll
-            for (u32 c = 0; c < GROUPS; c++) {
-                v[i][c] = {0, 0, 0, 0};
-                if (64 * c + 8 * g < DIM) v[i][c] = Kv::eight(values, elements, at + 64 * c + 8 * g);
-            }
-        }
+    for (u32 base = opening; base < stop; base += WARPS * 16) {
+        if (base != opening || !ahead) fetch_keys(base);
+        fetch_values(base);
         // Scores of keys g and g + 8 for slots 2t and 2t + 1.
         float s[4] = {};
 #pragma unroll

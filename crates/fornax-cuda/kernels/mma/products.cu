@@ -352,23 +352,28 @@ __device__ inline void steps(const ProductArgs& a, Matrix m, u32 first, u32 room
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, all = (a.nb + STEP - 1) / STEP;
     u32 each = (all + a.splits - 1) / a.splits, begin = min(blockIdx.x % a.splits * each, all), end = min(begin + each, all);
     u32 next = begin;
-    auto fetch = [&]() {
+    auto fetch = [&](bool weights, bool rows) {
         if (next < end) {
             u32 to = room + (next - begin) % STAGES * W::BYTES;
             m.from = next * STEP;
-            W::copy(to, m);
-            copy_rows<W>(to, a, x, scales, sums, first, m.from);
+            if (weights) W::copy(to, m);
+            if (rows) copy_rows<W>(to, a, x, scales, sums, first, m.from);
         }
-        copies_commit();
+        if (rows) copies_commit();
         next++;
     };
+    // Weights are nobody's: their copies begin before the kernel in front has ended.
 #pragma unroll 1
-    for (u32 i = 0; i < STAGES - 1; i++) fetch();
+    for (u32 i = 0; i < STAGES - 1; i++) fetch(true, false);
+    await_before();
+    next = begin;
+#pragma unroll 1
+    for (u32 i = 0; i < STAGES - 1; i++) fetch(false, true);
 #pragma unroll 1
     for (u32 step = begin; step < end; step++) {
         copies_wait<STAGES - 2>();
         __syncthreads();
-        fetch();
+        fetch(true, true);
         Spot s = {room + (step - begin) % STAGES * W::BYTES, warp % WIDE * 32, 0, lane};
 #pragma unroll 1
         for (s.b = warp / WIDE; s.b < STEP; s.b += DEEP) multiply<W>(s, lane, acc);
@@ -470,6 +475,7 @@ __device__ inline void product(const ProductArgs& a, const u8* w, const u8* x, c
     __shared__ bool last;
     u32 t = threadIdx.x, warp = t / 32, lane = t % 32, g = lane / 4, c = lane % 4;
     u32 tile_x = blockIdx.x / a.splits, split = blockIdx.x % a.splits, first_out = tile_x * OUTS, first_row = blockIdx.y * TOKENS;
+    let_next_begin();
     float acc[2][COLUMNS][4] = {};
     Matrix m = {w, a.nb, a.outs, first_out, 0};
     steps<W>(a, m, first_row, shared_address(room), x, scales, sums, acc);

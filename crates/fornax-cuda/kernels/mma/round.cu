@@ -33,6 +33,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) round_rows(RoundArgs a, co
     const float4 *from = (const float4*)(x + (u64)row * a.width), *g = (const float4*)norm;
     u32* to = (u32*)(q + (u64)row * a.width);
     float square = 0.0f;
+    let_next_begin();
+    await_before();
 #pragma unroll 2
     for (u32 i = t; (i & ~31u) < quads; i += THREADS) {
         float4 y = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -79,6 +81,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) halve_rows(RoundArgs a, co
     u32 t = threadIdx.x, row = blockIdx.x, parts = a.width / 8;
     const float4 *from = (const float4*)(x + (u64)row * a.width), *g = (const float4*)norm;
     float factor = 1.0f;
+    let_next_begin();
+    await_before();
     if (a.norm) {
         float square = 0.0f;
         for (u32 i = t; i < a.width / 4; i += THREADS) {

@@ -42,14 +42,19 @@ __device__ void turn(const TurnArgs& a, const float* q, const float* k, const fl
     __shared__ float2 turns[DIM_MAX / 2];
     __shared__ float room[WARPS][DIM_MAX];
     u32 row = blockIdx.x, t = threadIdx.x, lane = t % 32;
+    let_next_begin();
     Row r = rows[row];
-    if (r.left == 0) return;
+    if (r.left == 0) {
+        await_before();
+        return;
+    }
     for (u32 i = t; i < a.pairs; i += THREADS) {
         // The full-range sine: the fast one is useless for angles of thousands of radians.
         float s, c;
         sincosf((float)r.pos * freqs[i], &s, &c);
         turns[i] = {c * a.magnitude, s * a.magnitude};
     }
+    await_before();
     __syncthreads();
     u64 place = place_of(tables + (u64)r.seq * a.stride, r.pos);
     float* to = room[t / 32];

@@ -85,6 +85,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         }
         barriers_made();
     }
+    let_next_begin();
+    await_before();
     __syncthreads();
     if (warp == 8) {
         if (lane != 0) return;

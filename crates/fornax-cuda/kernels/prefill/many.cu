@@ -105,6 +105,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, DIM <= 128 ? 3 : 1)
     __shared__ Row span[SPAN];
     u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
     u32 kv_head = blockIdx.x, base = (gridDim.y - 1 - blockIdx.y) * SPAN, n = min(SPAN, a.rows - base);
+    let_next_begin();
+    await_before();
     if (thread < n) span[thread] = rows[base + thread];
     __syncthreads();
     float factor = a.scale * (a.softcap != 0.0f ? 1.0f : LOG2E);

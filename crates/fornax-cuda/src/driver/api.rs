@@ -44,6 +44,8 @@ pub(crate) struct Form {
     pub(crate) shared: u32,
     /// All blocks run at once, so that they can wait for one another.
     pub(crate) together: bool,
+    /// Blocks may begin while the kernel in front still runs: it waits for that one itself.
+    pub(crate) early: bool,
 }
 
 /// The driver, or what stands in for it. Everything that is queued runs in order, on one stream.

@@ -211,6 +211,9 @@ impl Api for Cuda {
         let params = &mut params[..=pointers.len()];
         let (grid, block) = ((form.grid.0, form.grid.1, 1), (form.threads, 1, 1));
         let (function, stream) = (function as sys::CUfunction, self.stream);
+        if form.early {
+            return unsafe { launch_early(function, form, stream, params) };
+        }
         let queue =
             if form.together { result::launch_cooperative_kernel } else { result::launch_kernel };
         // The driver copies the parameters before it returns.
@@ -265,6 +268,38 @@ impl Api for Cuda {
     unsafe fn free_event(&self, event: usize) {
         let _ = unsafe { result::event::destroy(event as sys::CUevent) };
     }
+}
+
+/// A launch that does not wait for the kernel in front to end.
+///
+/// # Safety
+/// As [`Api::launch`].
+unsafe fn launch_early(
+    function: sys::CUfunction,
+    form: Form,
+    stream: sys::CUstream,
+    params: &mut [*mut std::ffi::c_void],
+) -> Done {
+    use sys::CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION as EARLY;
+    let value = sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 };
+    let mut early = sys::CUlaunchAttribute { id: EARLY, pad: [0; 4], value };
+    let config = sys::CUlaunchConfig {
+        gridDimX: form.grid.0,
+        gridDimY: form.grid.1,
+        gridDimZ: 1,
+        blockDimX: form.threads,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: form.shared,
+        hStream: stream,
+        attrs: &raw mut early,
+        numAttrs: 1,
+    };
+    let none = std::ptr::null_mut();
+    // SAFETY: the caller's; the driver copies configuration and parameters before it returns.
+    let done =
+        unsafe { sys::cuLaunchKernelEx(&raw const config, function, params.as_mut_ptr(), none) };
+    done.result().map_err(fault)
 }
 
 impl Drop for Cuda {

@@ -36,14 +36,26 @@ pub(crate) struct Matrix {
     pub(crate) before: u32,
 }
 
+/// Where a product finds its input. Values share memory with values that are gone, so no address tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum From {
+    /// As rows of f32, which are rounded first.
+    Rows,
+    /// As attention has left it in the form that products read.
+    Attention,
+    /// As gated pairs have.
+    Pairs,
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct Product {
     pub(crate) op: u32,
     pub(crate) extent: Extent,
     pub(crate) stage: Stage,
     pub(crate) matrices: Vec<Matrix>,
-    /// The input is where the op before has left it, in the form that products read.
-    pub(crate) ready: bool,
+    pub(crate) from: From,
+    /// What it gives is read by one op alone.
+    pub(crate) once: bool,
     /// The outputs go on in that form.
     pub(crate) onward: bool,
 }
@@ -90,6 +102,8 @@ pub(crate) struct Attend {
     pub(crate) pool: [u64; 2],
     pub(crate) sinks: u64,
     pub(crate) out: u64,
+    /// What it gives is read by one op alone.
+    pub(crate) once: bool,
     pub(crate) onward: bool,
 }
 
@@ -123,7 +137,7 @@ pub(crate) fn items(s: &Source<'_>) -> Vec<Item> {
             continue;
         }
         let number = s.spans[ix].clone().next().map_or(0, |at| op_number(&s.actions[at]));
-        if let Some(attend) = attend(s, ix, number) {
+        if let Some(attend) = attend(s, ix, number, &once) {
             all.push(Item::Attend(attend));
             ix += 1;
             continue;
@@ -132,15 +146,24 @@ pub(crate) fn items(s: &Source<'_>) -> Vec<Item> {
             if let Action::Stage { op, extent, .. } = s.actions[at] {
                 let stage = s.stages[next_stage];
                 next_stage += 1;
-                let (matrices, ready, onward) = (matrices(&stage), false, false);
-                all.push(Item::Product(Product { op, extent, stage, matrices, ready, onward }));
+                let (matrices, from, onward) = (matrices(&stage), From::Rows, false);
+                let once = s.plan.ops[ix].outputs().iter().all(once);
+                all.push(Item::Product(Product {
+                    op,
+                    extent,
+                    stage,
+                    matrices,
+                    from,
+                    once,
+                    onward,
+                }));
             } else {
                 all.push(Item::Action(at));
             }
         }
         ix += 1;
     }
-    hand_on(s, &mut all, &once);
+    hand_on(&mut all);
     all
 }
 
@@ -204,7 +227,7 @@ fn turn(s: &Source<'_>, ix: usize, once: &dyn Fn(ValueId) -> bool) -> Option<Tur
     })
 }
 
-fn attend(s: &Source<'_>, ix: usize, op: u32) -> Option<Attend> {
+fn attend(s: &Source<'_>, ix: usize, op: u32, once: &dyn Fn(ValueId) -> bool) -> Option<Attend> {
     let Op::Attention { q, kv, heads, scale, softcap, sinks, out } = s.plan.ops[ix] else {
         return None;
     };
@@ -229,51 +252,141 @@ fn attend(s: &Source<'_>, ix: usize, op: u32) -> Option<Attend> {
         pool: s.at.pool(kv),
         sinks: sinks.map_or(0, |w| s.at.vector(w)),
         out: s.at.value(out),
+        once: once(out),
         onward: false,
     })
 }
 
-/// Notes where the next product alone reads what an item gives, and reads it as it is.
-fn hand_on(s: &Source<'_>, all: &mut [Item], once: &dyn Fn(ValueId) -> bool) {
-    // By address: values that are read once.
-    let single: Vec<u64> = s
-        .plan
-        .ops
-        .iter()
-        .filter(|op| matches!(op, Op::GatedMlp { .. } | Op::Attention { .. }))
-        .flat_map(|op| op.outputs().iter().collect::<Vec<_>>())
-        .filter(|v| once(*v))
-        .map(|v| s.at.value(v))
-        .collect();
+/// Notes where the next product alone reads what an item gives, and reads it as it is. What was written last is what
+/// lies at an address, so the product right behind reads that value if it reads there.
+fn hand_on(all: &mut [Item]) {
     for ix in 1..all.len() {
         let (before, after) = all.split_at_mut(ix);
         let (Some(from), Item::Product(to)) = (before.last_mut(), &mut after[0]) else { continue };
-        let plain = to.stage.pro != NORM && to.extent == Extent::Rows && to.by_fours();
+        if to.stage.pro == NORM || to.extent != Extent::Rows || !to.by_fours() {
+            continue;
+        }
+        let (reads, width) = (to.stage.x[0], to.stage.nb * 32);
         match from {
             Item::Product(p) if p.stage.epi == GATED => {
-                let (at, outs) = (p.stage.y[0], p.stage.outs[0] / 2);
-                let fits =
-                    p.matrices.len() == 1 && outs.is_multiple_of(32) && outs == to.stage.nb * 32;
-                if plain
-                    && fits
-                    && p.by_fours()
-                    && p.extent == to.extent
-                    && at == to.stage.x[0]
-                    && single.contains(&at)
-                {
-                    (p.onward, to.ready) = (true, true);
+                let outs = p.stage.outs[0] / 2;
+                let fits = p.matrices.len() == 1 && outs.is_multiple_of(32) && outs == width;
+                let own = p.once && p.stage.y[0] == reads && p.extent == to.extent;
+                if fits && own && p.by_fours() {
+                    (p.onward, to.from) = (true, From::Pairs);
                 }
             }
             Item::Attend(a) => {
-                let width = a.heads * a.dim;
-                let fits = a.dim.is_multiple_of(32)
-                    && width.is_multiple_of(64)
-                    && width == to.stage.nb * 32;
-                if plain && fits && a.out == to.stage.x[0] && single.contains(&a.out) {
-                    (a.onward, to.ready) = (true, true);
+                let all = a.heads * a.dim;
+                let fits = a.dim.is_multiple_of(32) && all.is_multiple_of(64) && all == width;
+                if fits && a.once && a.out == reads {
+                    (a.onward, to.from) = (true, From::Attention);
                 }
             }
             _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fast::fold;
+    use crate::fast::stage::ROUND;
+    use fornax_plan::liveness::{self, Buffers};
+    use fornax_plan::{KvRef, Result, WeightId, conformance};
+
+    struct Places(Buffers);
+
+    impl Addresses for Places {
+        fn value(&self, v: ValueId) -> u64 {
+            1000 + self.0.ix(v) as u64
+        }
+        fn vector(&self, _: WeightId) -> u64 {
+            1
+        }
+        fn pool(&self, _: KvRef) -> [u64; 2] {
+            [2, 3]
+        }
+        fn keep(&mut self, _: &[f32]) -> Result<u64> {
+            Ok(4)
+        }
+    }
+
+    fn stage(plan: &Plan, op: &Op, normed: bool, at: &Places) -> Stage {
+        let rows = |l: &fornax_plan::Linear| plan.weights[l.weight.ix()].rows;
+        let linears = op.linears();
+        let outs: u32 = linears.iter().map(rows).sum();
+        let x = op.inputs().iter().next().unwrap();
+        let y = op.outputs().iter().next().unwrap();
+        let gated = matches!(op, Op::GatedMlp { .. });
+        Stage {
+            pro: if normed { NORM } else { ROUND },
+            epi: if gated { GATED } else { 0 },
+            nb: plan.width(x) / 32,
+            outs: [outs, 0],
+            cuts: [u32::MAX; 2],
+            widths: [plan.width(y); 3],
+            x: [at.value(x), 0, 0],
+            y: [at.value(y); 3],
+            ..Stage::default()
+        }
+    }
+
+    /// The items of a plan whose products all have planes; every value has the given buffer, where one is given.
+    fn items_of(plan: &Plan, one_buffer: bool) -> Vec<Item> {
+        let folded = fold::fold(plan);
+        let mut values = liveness::assign(&folded.plan);
+        if one_buffer {
+            values.of.fill(0);
+        }
+        let at = Places(values);
+        let (mut actions, mut spans, mut stages) = (Vec::new(), Vec::new(), Vec::new());
+        for (ix, op) in folded.plan.ops.iter().enumerate() {
+            let from = actions.len();
+            if fold::planed(&folded.plan, op) {
+                let normed = folded.norms.contains_key(&ix);
+                stages.push(stage(&folded.plan, op, normed, &at));
+                actions.push(Action::Stage { op: ix as u32, at: 0, extent: Extent::Rows });
+            } else {
+                actions.push(Action::CopyHidden { from: 0 });
+            }
+            spans.push(from..actions.len());
+        }
+        items(&Source {
+            plan: &folded.plan,
+            actions: &actions,
+            spans: &spans,
+            stages: &stages,
+            at: &at,
+            ropes: &[5],
+            kv_type: KvType::F16,
+        })
+    }
+
+    #[test]
+    fn a_product_knows_whose_input_it_reads_though_values_share_memory() {
+        let plan = conformance::proof(TensorType::Q8_0).plan;
+        for one_buffer in [false, true] {
+            let all = items_of(&plan, one_buffer);
+            let from: Vec<(From, bool)> = all
+                .iter()
+                .filter_map(|i| match i {
+                    Item::Product(p) => Some((p.from, p.onward)),
+                    _ => None,
+                })
+                .collect();
+            // QKV, output, gate and up, down, head.
+            let want = [
+                (From::Rows, false),
+                (From::Attention, false),
+                (From::Rows, true),
+                (From::Pairs, false),
+                (From::Rows, false),
+            ];
+            assert_eq!(from, want);
+            assert!(all.iter().any(|i| matches!(i, Item::Attend(a) if a.onward)));
+            assert!(all.iter().any(|i| matches!(i, Item::Turn(_))));
         }
     }
 }

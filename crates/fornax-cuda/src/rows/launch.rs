@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fornax_plan::{Error, Limits, Plan, Result};
 
-use super::item::{Attend, Item, Matrix, Product, Turn};
+use super::item::{Attend, From, Item, Matrix, Product, Turn};
 use super::kernels::{
     Cut, Kernels, LONG, TILE_ROWS, TOKENS, cut, few_bytes, long_bytes, many_bytes, product_bytes,
 };
@@ -116,14 +116,8 @@ impl Rows {
         if rows == 0 {
             return Ok(());
         }
-        // A product behind gated pairs reads the second input, all others the first.
-        let pairs = p.ready
-            && self
-                .items
-                .iter()
-                .any(|i| matches!(i, Item::Product(q) if q.onward && q.stage.y[0] == p.stage.x[0]));
         let [first, second] = self.scratch.inputs;
-        let (from, to) = if pairs { (second, first) } else { (first, second) };
+        let (from, to) = if p.from == From::Pairs { (second, first) } else { (first, second) };
         if self.long(step) && p.extent == Extent::Rows && p.by_fours() {
             self.long_product(gpu, p, rows, from, to)
         } else {
@@ -143,10 +137,17 @@ impl Rows {
         };
         if long {
             let pointers = [s.x[0], s.norm[0], to.bytes];
-            return gpu.launch(&self.kernels.halve, (rows, 1), 256, 0, &args.words(), &pointers);
+            return gpu.launch_early(
+                &self.kernels.halve,
+                (rows, 1),
+                256,
+                0,
+                &args.words(),
+                &pointers,
+            );
         }
         let pointers = [s.x[0], s.norm[0], to.bytes, to.scales, to.sums];
-        gpu.launch(&self.kernels.round, (rows, 1), 256, s.nb * 8, &args.words(), &pointers)
+        gpu.launch_early(&self.kernels.round, (rows, 1), 256, s.nb * 8, &args.words(), &pointers)
     }
 
     fn short_product(
@@ -157,7 +158,7 @@ impl Rows {
         from: Input,
         to: Input,
     ) -> Result<()> {
-        if !p.ready {
+        if p.from == From::Rows {
             self.round(gpu, p, rows, from, false)?;
         }
         let s = &p.stage;
@@ -165,7 +166,12 @@ impl Rows {
         for m in &p.matrices {
             let gated = s.epi == GATED;
             let Cut { wide, splits, threads } = cut(s.nb, m.outs, gated);
-            let tokens = TOKENS.into_iter().find(|t| rows <= *t).unwrap_or(TOKENS[2]);
+            let mut tokens = TOKENS.into_iter().find(|t| rows <= *t).unwrap_or(TOKENS[2]);
+            // Where a multiprocessor has one small block, two of half the rows hide more; sums are the same.
+            let blocks = m.outs.div_ceil(32 * wide) * splits * rows.div_ceil(tokens);
+            if tokens == TOKENS[2] && wide == 1 && blocks <= self.units {
+                tokens = TOKENS[1];
+            }
             let function =
                 self.kernels.products.get(&(m.ty, tokens, wide, threads)).ok_or_else(|| {
                     Error::malformed(format!("cuda: no product of {} for {rows} rows", m.ty))
@@ -214,7 +220,7 @@ impl Rows {
                 ];
                 let grid = (m.outs.div_ceil(32 * wide) * splits, rows.div_ceil(tokens));
                 let shared = product_bytes(m.ty, tokens, wide, threads);
-                gpu.launch(function, grid, threads, shared, &args.words(), &pointers)?;
+                gpu.launch_early(function, grid, threads, shared, &args.words(), &pointers)?;
             }
         }
         Ok(())
@@ -238,7 +244,7 @@ impl Rows {
         from: Input,
         to: Input,
     ) -> Result<()> {
-        if !p.ready {
+        if p.from == From::Rows {
             self.round(gpu, p, rows, from, true)?;
         }
         let s = &p.stage;
@@ -252,7 +258,7 @@ impl Rows {
                 .ok_or_else(|| Error::malformed(format!("cuda: no way to expand {ty}")))?;
             let grid = ((2 * steps).div_ceil(8), outs.div_ceil(32));
             let args = ExpandArgs { nb: s.nb, outs };
-            gpu.launch(expand, grid, 256, 0, &args.words(), &[w, self.scratch.matrix])?;
+            gpu.launch_early(expand, grid, 256, 0, &args.words(), &[w, self.scratch.matrix])?;
             let which = self.columns(rows, outs);
             let gated = s.epi == GATED;
             let args = GemmArgs {
@@ -286,7 +292,14 @@ impl Rows {
             ];
             let grid = (rows.div_ceil(TILE_ROWS) * outs.div_ceil(LONG[which].0), 1);
             let shared = long_bytes(LONG[which]);
-            gpu.launch(&self.kernels.long[which], grid, 288, shared, &args.words(), &pointers)?;
+            gpu.launch_early(
+                &self.kernels.long[which],
+                grid,
+                288,
+                shared,
+                &args.words(),
+                &pointers,
+            )?;
         }
         Ok(())
     }
@@ -313,7 +326,7 @@ impl Rows {
             [q, k, v, q_norm, k_norm, freqs, step.rows_at, tables, t.q_out, keys, values];
         // Few rows fill the GPU by their heads.
         let heads = if step.rows <= 512 { (t.heads + 2 * t.kv_heads).div_ceil(8) } else { 1 };
-        gpu.launch(&self.kernels.turn, (step.rows, heads), 256, 0, &args.words(), &pointers)
+        gpu.launch_early(&self.kernels.turn, (step.rows, heads), 256, 0, &args.words(), &pointers)
     }
 
     fn attend(&self, gpu: &Gpu, a: &Attend, step: &Step) -> Result<()> {
@@ -358,11 +371,11 @@ impl Rows {
         ];
         if let (true, Some(few)) = (step.kinds.few, self.kernels.few.get(&a.dim)) {
             let grid = (a.kv_heads * args.parts, step.rows);
-            gpu.launch(few, grid, 128, few_bytes(a.dim), &args.words(), &pointers)?;
+            gpu.launch_early(few, grid, 128, few_bytes(a.dim), &args.words(), &pointers)?;
         }
         if let (true, Some(many)) = (step.kinds.many, self.kernels.many.get(&(a.dim, share))) {
             let grid = (a.kv_heads, step.rows.div_ceil(64 / share));
-            gpu.launch(many, grid, 128, many_bytes(a.dim), &args.words(), &pointers[..10])?;
+            gpu.launch_early(many, grid, 128, many_bytes(a.dim), &args.words(), &pointers[..10])?;
         }
         Ok(())
     }

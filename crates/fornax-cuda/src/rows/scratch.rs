@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use fornax_plan::{Limits, Plan, Result};
 
-use super::item::Item;
+use super::item::{From, Item};
 use super::kernels::{TILE_BYTES, TILE_ROWS, cut};
 use crate::driver::{Gpu, Memory};
 use crate::fast::stage::GATED;
@@ -66,7 +66,7 @@ impl Scratch {
             match item {
                 Item::Product(p) => {
                     let nb = u64::from(p.stage.nb);
-                    let which = usize::from(p.ready && nb_of_pairs(items, p));
+                    let which = usize::from(p.from == From::Pairs);
                     blocks[which] = blocks[which].max(nb);
                     if p.onward {
                         blocks[1] = blocks[1].max(u64::from(p.stage.outs[0]).div_ceil(64));
@@ -128,9 +128,4 @@ impl Scratch {
             _memory: memory,
         })
     }
-}
-
-/// True where the input of a product comes from gated pairs.
-fn nb_of_pairs(items: &[Item], p: &super::item::Product) -> bool {
-    items.iter().any(|i| matches!(i, Item::Product(q) if q.onward && q.stage.y[0] == p.stage.x[0]))
 }

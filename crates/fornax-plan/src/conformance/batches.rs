@@ -8,7 +8,7 @@ use super::proof::proof_plan;
 use super::{Case, Seq};
 use crate::device::KvType;
 use crate::op::{Activation, Linear, Op};
-use crate::plan::{Plan, WeightRef};
+use crate::plan::{KvGroup, Plan, WeightRef};
 use crate::step::Want;
 
 const TYPES: [TensorType; 10] = [
@@ -44,8 +44,12 @@ pub(super) fn batches(all: &mut Vec<Case>) {
             all.push(mlp(name, act, ty, ff));
         }
     }
+    all.push(deep_mlp());
     for kv_type in [KvType::F32, KvType::F16, KvType::Q8_0] {
         all.push(layer(kv_type));
+    }
+    for (heads, kv_heads, dim) in [(6, 2, 64), (7, 1, 32), (9, 1, 64), (4, 4, 80)] {
+        all.push(attend(heads, kv_heads, dim));
     }
 }
 
@@ -84,6 +88,36 @@ fn mlp(name: &str, act: Activation, ty: TensorType, ff: u32) -> Case {
     // The inner activations may round to either side.
     let name = format!("batch/mlp/{name}/{}", ty.name());
     Case { name, plan, steps, kv_type: KvType::F32, tolerance: 5e-3 }
+}
+
+/// Gated pairs whose columns are cut into parts, of rows that are no whole steps.
+fn deep_mlp() -> Case {
+    let (ty, width, ff) = (TensorType::Q8_0, 992, 64);
+    let plan = one_op(width, 7, |plan, x| {
+        let gate = linear(plan, "gate", ty, ff, width, 8);
+        let up = linear(plan, "up", ty, ff, width, 9);
+        let m = plan.value("m", ff);
+        plan.push(Op::GatedMlp { x, gate, up, act: Activation::Silu, out: m });
+        let down = linear(plan, "down", ty, 32, ff, 10);
+        let y = plan.value("y", 32);
+        plan.push(Op::MatMul { x: m, linear: down, residual: None, out: y });
+        y
+    });
+    simple("batch/mlp/deep".into(), plan, 21, 5e-3)
+}
+
+/// Query heads that share keys in numbers that fill no tile, over a 16-bit cache.
+fn attend(heads: u32, kv_heads: u32, dim: u32) -> Case {
+    let g = KvGroup { layers: vec![], window: None, heads: kv_heads, k_width: dim, v_width: dim };
+    let plan = one_op(48, 20, |plan, x| super::cases::attend(plan, x, &g, heads, false, None));
+    let steps = vec![
+        vec![hidden_seq(0, 0, 70)],
+        vec![hidden_seq(1, 0, 1), hidden_seq(0, 70, 1), hidden_seq(2, 0, 10), hidden_seq(3, 0, 2)],
+        vec![hidden_seq(2, 10, 3), hidden_seq(1, 1, 1), hidden_seq(0, 71, 61), hidden_seq(3, 2, 7)],
+        vec![hidden_seq(0, 132, 1), hidden_seq(2, 13, 1)],
+    ];
+    let name = format!("batch/attention/{heads}of{kv_heads}x{dim}");
+    Case { name, plan, steps, kv_type: KvType::F16, tolerance: 5e-3 }
 }
 
 /// A whole layer: a prompt, then decoding beside prompts, then decoding alone.

@@ -177,7 +177,7 @@ fn rope(all: &mut Vec<Case>) {
 }
 
 /// Attention over a cache that its own plan writes, with `heads` query heads.
-fn attend(
+pub(super) fn attend(
     plan: &mut Plan,
     x: ValueId,
     g: &KvGroup,
