@@ -12,26 +12,29 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "all" => Isa::available(),
         name => vec![Isa::parse(name).ok_or("no such tier")?],
     };
-    println!("rows x heads x width at position: microseconds, GFLOPS, GB/s of cache");
+    println!(
+        "rows x heads x width at position, one of so many caches: microseconds, GFLOPS, GB/s of cache"
+    );
     for isa in tiers {
         for (kv, element) in [(KvType::F16, 2.0), (KvType::Q8_0, 1.0625)] {
-            for (rows, heads, width, pos) in [
-                (8, 3, 64, 504),
-                (3, 7, 64, 504),
-                (6, 4, 256, 504),
-                (1, 3, 64, 4095),
-                (1, 7, 64, 4095),
-                (1, 4, 256, 1023),
-                (1, 2, 128, 4095),
-                (1, 3, 64, 95),
+            for (rows, heads, width, pos, apart) in [
+                (8, 3, 64, 504, 1),
+                (3, 7, 64, 504, 1),
+                (6, 4, 256, 504, 1),
+                (1, 3, 64, 4095, 1),
+                (1, 3, 64, 4095, 90),
+                (1, 7, 64, 4095, 48),
+                (1, 4, 256, 1023, 18),
+                (1, 2, 128, 4095, 64),
+                (1, 3, 64, 95, 1),
             ] {
-                let look = Look { isa, kv, rows, heads, width, pos, runs: 400 };
+                let look = Look { isa, kv, rows, heads, width, pos, apart, runs: 400 };
                 let s = attention(&look)?;
                 let keys = (pos + rows) as f64;
                 let flops = keys * (4 * rows * heads * width) as f64;
                 let bytes = keys * (2 * width) as f64 * element;
                 println!(
-                    "{isa:12} {kv:?} {rows}x{heads}x{width} at {pos}: {:8.2} us {:6.1} {:6.1}",
+                    "{isa:12} {kv:?} {rows}x{heads}x{width} at {pos}, one of {apart}: {:8.2} us {:6.1} {:6.1}",
                     s * 1e6,
                     flops / s / 1e9,
                     bytes / s / 1e9

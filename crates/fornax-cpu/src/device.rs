@@ -131,6 +131,7 @@ impl Device for CpuDevice {
             act: ActMode::Q8,
             weight_types: TensorType::ALL.iter().copied().filter(direct).collect(),
             in_flight: 1,
+            step_rows: 512,
         }
     }
 

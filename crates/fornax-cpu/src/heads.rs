@@ -4,6 +4,7 @@
 use fornax_plan::Span;
 
 use crate::compile::{Look, Rotate, Wide, Write};
+use crate::matrix::lines;
 use crate::ops::{Attend, BLOCK, QUERIES, part_len, rows, splits};
 use crate::pool::{Poisoned, Team};
 use crate::run::{Machine, Round, Worker};
@@ -57,8 +58,9 @@ impl Machine {
             // One row for each sequence: whoever wrote a key head is the one to read it.
             team.share(n * heads, |item| {
                 let (row, head) = (item / heads, item % heads);
-                prepare(row, head);
                 let span = &batch.spans[row];
+                self.ask(look, span, head, round);
+                prepare(row, head);
                 self.look(look, span, 0..1, head, 0..share, round, worker);
             });
             return Ok(());
@@ -87,6 +89,15 @@ impl Machine {
             }
         });
         Ok(())
+    }
+
+    /// Asks for the first keys that a row of a sequence will look at.
+    fn ask(&self, l: &Look, span: &Span, head: usize, round: &Round<'_>) {
+        let pool = self.cache.pool(l.kv.group as usize);
+        let table = round.step[span.seq as usize].tables[l.kv.group as usize];
+        let first = (span.pos as usize + 1).saturating_sub(l.window) / BLOCK;
+        let (keys, values) = pool.run(table[first], l.kv.layer as usize, head);
+        lines(keys, values.addr() - keys.addr());
     }
 
     /// Norms and rotates key head `head` of `heads` and its share of the query heads.

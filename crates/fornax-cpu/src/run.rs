@@ -19,8 +19,8 @@ use crate::moe::Order;
 use crate::ops::{Scratch, VectorOps, rows};
 use crate::pool::{Poisoned, Team};
 
-/// Activation rows multiplied with a piece of weights at a time: both stay in the cache.
-pub(crate) const ROW_BLOCK: usize = 64;
+/// Activation rows multiplied with a piece of weights at a time.
+pub(crate) const ROW_BLOCK: usize = 128;
 /// Channels of a convolution that one claim takes.
 const CHANNELS: usize = 256;
 
@@ -321,17 +321,18 @@ impl Machine {
         team: &Team<'_>,
         worker: &mut Worker,
     ) {
-        let blocks = rows.div_ceil(ROW_BLOCK);
-        let last = team.own(team.ix, tiles.pieces.len() * blocks).end;
+        let (blocks, pieces) = (rows.div_ceil(ROW_BLOCK), tiles.pieces.len());
+        let last = team.own(team.ix, pieces * blocks).end;
         let made = tiles.makes.then(|| self.made.shaped(rows, tiles.parts[0].out.width));
-        team.share(tiles.pieces.len() * blocks, |item| {
+        // Piece after piece meets a block of rows, which stays in the second cache meanwhile.
+        team.share(pieces * blocks, |item| {
             let then = match item + 1 == last {
                 true => self.soon(ix, team).at,
-                false => tiles.start((item + 1) / blocks),
+                false => tiles.start((item + 1) % pieces),
             };
-            let (part, piece) = &tiles.pieces[item / blocks];
+            let (part, piece) = &tiles.pieces[item % pieces];
             let part = &tiles.parts[*part];
-            let from = item % blocks * ROW_BLOCK;
+            let from = item / pieces * ROW_BLOCK;
             let these = from..(from + ROW_BLOCK).min(rows);
             let columns = piece.start * TILE..(piece.end * TILE).min(part.affine.matrix.rows());
             let width = part.out.width;
@@ -373,7 +374,7 @@ impl Machine {
                         }
                     }
                 }
-                add_residual(part, these, columns);
+                self.add_residual(part, these, columns);
             }
         });
     }
@@ -413,8 +414,28 @@ impl Machine {
                 let bias = &bias[expert * matrix.rows()..][columns.clone()];
                 for i in 0..n {
                     let y = out.wrapping_add(i * stride + columns.start);
-                    rows::add(std::slice::from_raw_parts_mut(y, bias.len()), bias);
+                    (self.ops.add)(y, bias.as_ptr(), bias.len());
                 }
+            }
+        }
+    }
+
+    /// `y += residual` over some rows and columns of a part.
+    ///
+    /// # Safety
+    /// Nobody else touches these columns of these rows meanwhile.
+    unsafe fn add_residual(
+        &self,
+        part: &Part,
+        these: std::ops::Range<usize>,
+        columns: std::ops::Range<usize>,
+    ) {
+        let Some(residual) = part.residual else { return };
+        for row in these {
+            // SAFETY: the caller's word; both have these columns.
+            unsafe {
+                let y = part.out.ptr(row).add(columns.start);
+                (self.ops.add)(y, residual.ptr(row).add(columns.start), columns.len());
             }
         }
     }
@@ -437,26 +458,6 @@ impl Machine {
                 }
             }
         });
-    }
-}
-
-/// `y += residual` over some rows and columns of a part.
-///
-/// # Safety
-/// Nobody else touches these columns of these rows meanwhile.
-unsafe fn add_residual(
-    part: &Part,
-    these: std::ops::Range<usize>,
-    columns: std::ops::Range<usize>,
-) {
-    let Some(residual) = part.residual else { return };
-    for row in these {
-        // SAFETY: the caller's word.
-        unsafe {
-            let y = part.out.ptr(row).add(columns.start);
-            let y = std::slice::from_raw_parts_mut(y, columns.len());
-            rows::add(y, &residual.row(row)[columns.clone()]);
-        }
     }
 }
 

@@ -10,6 +10,7 @@ use fornax_plan::{Result, q8};
 
 use super::Kernels;
 use super::memory::Memory;
+use super::simd::Simd;
 
 /// Rows that lie side by side.
 pub(crate) const GROUP: usize = 16;
@@ -172,24 +173,35 @@ pub(crate) enum Acts<'a> {
 /// which only changes how fast it is; bit for bit it is [`q8::quantize_block`].
 ///
 /// # Safety
-/// There is room for all the records.
+/// There is room for all the records, and the tier is available.
 #[inline(always)]
-pub(super) unsafe fn quantize(x: &[f32], at: *mut ActBlock, step: usize) {
+pub(super) unsafe fn quantize<S: Simd>(x: &[f32], at: *mut ActBlock, step: usize) {
     let (whole, rest) = x.as_chunks::<{ q8::BLOCK }>();
     for (ix, x) in whole.iter().enumerate() {
         // SAFETY: the caller's word.
-        unsafe { *at.add(ix * step) = quantized(x) };
+        unsafe { *at.add(ix * step) = S::quantized(x) };
     }
     if !rest.is_empty() {
         let mut padded = [0.0; q8::BLOCK];
         padded[..rest.len()].copy_from_slice(rest);
         // SAFETY: the caller's word.
-        unsafe { *at.add(whole.len() * step) = quantized(&padded) };
+        unsafe { *at.add(whole.len() * step) = S::quantized(&padded) };
     }
 }
 
+/// A block of zeros; of NaN where something was not finite. None for other magnitudes, given as
+/// bits, with the inverse of a step.
 #[inline(always)]
-fn quantized(x: &[f32; q8::BLOCK]) -> ActBlock {
+pub(super) fn flat(largest: u32, inverse: f32) -> Option<ActBlock> {
+    if largest < 0x7F80_0000 && largest != 0 && inverse.is_finite() {
+        return None;
+    }
+    let d = if largest >= 0x7F80_0000 { f32::NAN } else { 0.0 };
+    Some(ActBlock { q: [0; q8::BLOCK], d, sx: d, lift: 0, lift_first: 0 })
+}
+
+#[inline(always)]
+pub(super) fn quantized(x: &[f32; q8::BLOCK]) -> ActBlock {
     // Magnitudes compare as integers in the same order as floats, and whatever is not finite is
     // above all of them.
     let mut largest = 0u32;
@@ -198,9 +210,8 @@ fn quantized(x: &[f32; q8::BLOCK]) -> ActBlock {
     }
     let a = f32::from_bits(largest);
     let inverse = 127.0 / a;
-    if largest >= 0x7F80_0000 || a == 0.0 || !inverse.is_finite() {
-        let d = if largest >= 0x7F80_0000 { f32::NAN } else { 0.0 };
-        return ActBlock { q: [0; q8::BLOCK], d, sx: d, lift: 0, lift_first: 0 };
+    if let Some(flat) = flat(largest, inverse) {
+        return flat;
     }
     let mut whole = [0i32; q8::BLOCK];
     for (w, v) in whole.iter_mut().zip(x) {

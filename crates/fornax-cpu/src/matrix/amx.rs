@@ -9,6 +9,7 @@
 
 use std::arch::asm;
 use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
 use std::sync::OnceLock;
 
 use super::Layout;
@@ -16,26 +17,20 @@ use super::activations::{ActBlock, Acts, GROUP};
 use super::avx512::{self, Avx512Vnni};
 use super::drive::{Job, Kernels, by_layout};
 use super::format::{self, Float, Format, Scales};
-use super::kernel::{lines, scaled};
+use super::kernel::scaled;
+use super::lines;
 use super::simd::{BLOCK, QUADS, Simd, TILE};
 
 /// Rows of activations from which tiles pay.
 const WORTH: usize = 8;
 /// Groups of sixteen rows that are multiplied with a piece of weights before the next piece.
-const GROUPS: usize = 4;
+const GROUPS: usize = 8;
 /// Blocks whose weights are spelled out at a time: a multiple of every format's unit.
 const CHUNK: usize = 16;
 /// Bytes of a block's weights spelled out.
 const PLAIN: usize = QUADS * 64;
 /// Bytes from one row of a block of activations to the next.
 const ACT_STEP: usize = size_of::<ActBlock>();
-
-/// Registers: results of two blocks, or of two halves of each; activations and weights of a
-/// block; those of half a block.
-const ACTS: u8 = 4;
-const WEIGHTS: u8 = 5;
-const HALF_ACTS: u8 = 6;
-const HALF_WEIGHTS: u8 = 7;
 
 /// Shapes of the eight registers, as `ldtilecfg` takes them.
 #[repr(C, align(64))]
@@ -47,36 +42,40 @@ pub(super) struct Config {
     rows: [u8; 16],
 }
 
-pub(super) static CONFIG: Config = Config {
-    palette: 1,
-    start_row: 0,
-    reserved: [0; 14],
-    row_bytes: [64, 64, 64, 64, 32, 64, 16, 64, 0, 0, 0, 0, 0, 0, 0, 0],
-    rows: [16, 16, 16, 16, 16, 8, 16, 4, 0, 0, 0, 0, 0, 0, 0, 0],
-};
+/// Registers 0 to 3 hold results. Of activations there are two, 4 and 6, and of weights two, 5 and 7,
+/// so that the next product's are on their way while one is made: of whole blocks.
+pub(super) static WHOLE: Config = Config::of(32, 8);
+/// The same of half a block, where each half has a scale of its own.
+pub(super) static HALVES: Config = Config::of(16, 4);
 
 impl Config {
+    /// For `act_bytes` activations of a row at once and as many weights, in `weight_rows` quads.
+    const fn of(act_bytes: u16, weight_rows: u8) -> Config {
+        let (a, w) = (act_bytes, weight_rows);
+        Config {
+            palette: 1,
+            start_row: 0,
+            reserved: [0; 14],
+            row_bytes: [64, 64, 64, 64, a, 64, a, 64, 0, 0, 0, 0, 0, 0, 0, 0],
+            rows: [16, 16, 16, 16, 16, w, 16, w, 0, 0, 0, 0, 0, 0, 0, 0],
+        }
+    }
+
     /// Rows of a register, and bytes of a row.
     #[cfg(test)]
     pub(super) fn shape(&self, t: u8) -> (usize, usize) {
         (self.rows[usize::from(t)].into(), self.row_bytes[usize::from(t)].into())
     }
-
-    /// Eight registers as large as they can be.
-    fn full() -> Config {
-        let mut full = Config { row_bytes: [0; 16], rows: [0; 16], ..CONFIG };
-        full.row_bytes[..8].fill(64);
-        full.rows[..8].fill(16);
-        full
-    }
 }
 
-/// The tile registers, configured by [`CONFIG`].
+/// The tile registers.
 ///
 /// # Safety
-/// Of every function: the registers are there and configured, and addresses reach as far as the
-/// register's shape and the step say.
+/// Of every function: the registers are there and, but for the first, configured; addresses reach
+/// as far as the register's shape and the step say.
 pub(super) trait Unit {
+    /// Gives the registers their shapes and clears them.
+    unsafe fn shape(&mut self, config: &'static Config);
     /// Fills register `T` with rows that lie `step` bytes apart.
     unsafe fn load<const T: u8>(&mut self, at: *const u8, step: usize);
     /// Clears register `T`.
@@ -93,6 +92,14 @@ pub(super) struct Silicon;
 // SAFETY (every block below): the caller's word. The compiler keeps nothing in tile registers,
 // and keeps the order of these statements.
 impl Unit for Silicon {
+    #[inline(always)]
+    unsafe fn shape(&mut self, config: &'static Config) {
+        // SAFETY: see above; the configuration is 64 bytes.
+        unsafe {
+            asm!("ldtilecfg [{}]", in(reg) &raw const *config, options(nostack, readonly));
+        }
+    }
+
     #[inline(always)]
     unsafe fn load<const T: u8>(&mut self, at: *const u8, step: usize) {
         // SAFETY: see above.
@@ -128,21 +135,10 @@ impl Unit for Silicon {
 }
 
 impl Silicon {
-    /// Configures this thread's registers.
-    ///
-    /// # Safety
-    /// The process may use them.
-    #[inline(always)]
-    unsafe fn open() -> Silicon {
-        // SAFETY: see above; the configuration is 64 bytes.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const CONFIG, options(nostack, readonly)) };
-        Silicon
-    }
-
     /// Leaves the registers empty, so that no switch of threads has to keep them.
     #[inline(always)]
     fn close(self) {
-        // SAFETY: follows `open`.
+        // SAFETY: only ever called where the registers are.
         unsafe { asm!("tilerelease", options(nostack, nomem)) }
     }
 }
@@ -163,9 +159,8 @@ unsafe fn multiply(job: &Job<'_>) {
         {
             return (avx512::KERNELS.multiply)(job);
         }
-        let mut unit = Silicon::open();
-        multiply_with(job, &mut unit);
-        unit.close();
+        multiply_with(job, &mut Silicon);
+        Silicon.close();
     }
 }
 
@@ -194,6 +189,8 @@ unsafe fn quantised<U: Unit, F: Format>(job: &Job<'_>, unit: &mut U) {
     let Acts::Q8(acts) = job.acts else {
         unreachable!("checked in Matrix::multiply");
     };
+    // SAFETY: the caller's word.
+    unsafe { unit.shape(if F::HALVES { &HALVES } else { &WHOLE }) };
     let mut row = job.act_rows.start;
     while row < job.act_rows.end {
         let aligned = acts.side_by_side(row) == GROUP;
@@ -225,9 +222,15 @@ struct Spelled {
     scales: [Scales<Avx512Vnni>; CHUNK],
 }
 
-/// Sums of two blocks, of two halves each.
+/// Products whose sums are in memory at a time.
+const WAITING: usize = 4;
+
+/// The integer sums of a block, of two halves where they have scales of their own.
+type Sums = [[[i32; TILE]; GROUP]; 2];
+
+/// Where sums wait to be scaled.
 #[repr(C, align(64))]
-struct Sums([[[i32; TILE]; GROUP]; 4]);
+struct Waiting(MaybeUninit<[Sums; WAITING]>);
 
 /// A tile times at most [`GROUPS`] groups of rows.
 ///
@@ -266,10 +269,10 @@ unsafe fn one_tile<U: Unit, F: Format>(job: &Job<'_>, unit: &mut U, tile: usize)
                 let (scale, min) = F::scales::<Avx512Vnni>(head, b);
                 spelled.scales[ix] = Scales { scale, min };
             }
-            for (group, acc) in acc.iter_mut().enumerate().take(count.div_ceil(GROUP)) {
-                let x = acts.block(first + group * GROUP, from);
-                blocks_of::<U, F>(unit, &plain[..n], &spelled.scales, x, acc);
-            }
+            let x = acts.block(first, from);
+            let groups = &mut acc[..count.div_ceil(GROUP)];
+            let apart = acts.blocks() * GROUP;
+            blocks_of::<U, F>(unit, &plain[..n], &spelled.scales, x, apart, groups);
         }
     }
     for row in 0..count {
@@ -294,86 +297,136 @@ unsafe fn spell<F: Format>(planes: *const u8, to: &mut [u8; PLAIN]) {
     }
 }
 
-/// Some blocks of a tile times a group of rows.
+/// Some blocks of a tile times a few groups of rows, block after block. A product is made while the
+/// sums of the one before go to memory and those of an earlier one are scaled. On a Xeon, by block
+/// and group: 18 cycles for products alone, 29 with their loads, 41 with the stores, 67 with the
+/// scaling; 73 where one group after the other meets all blocks, 98 with VNNI.
 ///
 /// # Safety
-/// As for [`one_tile`]; `x` is the first row's record of the first block.
+/// As for [`one_tile`]; `x` is the first row's record of the first block, those of the groups lie
+/// `apart`.
 #[inline(always)]
 unsafe fn blocks_of<U: Unit, F: Format>(
     unit: &mut U,
     weights: &[*const u8],
     scales: &[Scales<Avx512Vnni>; CHUNK],
     x: *const ActBlock,
-    acc: &mut [__m512; GROUP],
+    apart: usize,
+    acc: &mut [[__m512; GROUP]],
 ) {
-    let mut sums = Sums([[[0; TILE]; GROUP]; 4]);
-    let mut rows = *acc;
-    let mut ix = 0;
-    // SAFETY: the caller's word.
-    unsafe {
-        // Two blocks at once, so that one is multiplied while the other is scaled.
-        while ix + 2 <= weights.len() {
-            let (first, second) = (x.add(ix * GROUP), x.add((ix + 1) * GROUP));
-            sum::<U, F, 0, 1>(unit, weights[ix], first, &mut sums);
-            sum::<U, F, 2, 3>(unit, weights[ix + 1], second, &mut sums);
-            add::<F, 0, 1>(&mut rows, &scales[ix], first, &sums);
-            add::<F, 2, 3>(&mut rows, &scales[ix + 1], second, &sums);
-            ix += 2;
-        }
-        if ix < weights.len() {
-            sum::<U, F, 0, 1>(unit, weights[ix], x.add(ix * GROUP), &mut sums);
-            add::<F, 0, 1>(&mut rows, &scales[ix], x.add(ix * GROUP), &sums);
+    /// Products between one and its scaling.
+    const BEHIND: usize = WAITING - 1;
+    let mut waiting = Waiting(MaybeUninit::uninit());
+    let waiting = waiting.0.as_mut_ptr().cast::<Sums>();
+    let place = |step: usize| waiting.wrapping_add(step % WAITING);
+    let groups = acc.len();
+    let acts = |ix: usize, group: usize| x.wrapping_add(ix * GROUP + group * apart);
+    let steps = weights.len() * groups;
+    let (mut next, mut old) = ((0, 0), (0, 0));
+    let after = |(ix, group): (usize, usize)| match group + 1 == groups {
+        true => (ix + 1, 0),
+        false => (ix, group + 1),
+    };
+    for step in 0..steps + BEHIND {
+        // SAFETY: the caller's word; the sums that are added were stored two steps ago.
+        unsafe {
+            if step < steps {
+                let (ix, group) = next;
+                if group == 0 {
+                    load_weights::<U, F>(unit, weights[ix], ix);
+                }
+                let q = (&raw const (*acts(ix, group)).q).cast::<u8>();
+                match (step % 2, ix % 2) {
+                    (0, 0) => product::<U, F, 0, 1, 4, 5>(unit, q),
+                    (0, _) => product::<U, F, 0, 1, 4, 7>(unit, q),
+                    (_, 0) => product::<U, F, 2, 3, 6, 5>(unit, q),
+                    (_, _) => product::<U, F, 2, 3, 6, 7>(unit, q),
+                }
+                next = after(next);
+            }
+            if step > 0 && step <= steps {
+                let to = place(step - 1).cast();
+                match step % 2 {
+                    1 => put::<U, F, 0, 1>(unit, to),
+                    _ => put::<U, F, 2, 3>(unit, to),
+                }
+            }
+            if step >= BEHIND {
+                let (ix, group) = old;
+                let sums = place(step - BEHIND);
+                add::<F>(&mut acc[group], &scales[ix], acts(ix, group), sums);
+                old = after(old);
+            }
         }
     }
-    *acc = rows;
 }
 
-/// The integer sums of a block: all in register `C`, or the halves in `C` and `D`.
+/// A block's weights, where [`product`] takes them: into 5 or 7 in turns, or both halves.
 #[inline(always)]
-unsafe fn sum<U: Unit, F: Format, const C: u8, const D: u8>(
+unsafe fn load_weights<U: Unit, F: Format>(unit: &mut U, w: *const u8, ix: usize) {
+    // SAFETY: the caller's word.
+    unsafe {
+        if F::HALVES {
+            unit.load::<5>(w, 64);
+            unit.load::<7>(w.add(PLAIN / 2), 64);
+        } else if ix.is_multiple_of(2) {
+            unit.load::<5>(w, 64);
+        } else {
+            unit.load::<7>(w, 64);
+        }
+    }
+}
+
+/// Integer products of the activations at `q`: all in register `C` by way of `A` and `W`, or those of
+/// the halves in `C` and `D`, by way of 4 and 5, and of 6 and 7.
+#[inline(always)]
+unsafe fn product<U: Unit, F: Format, const C: u8, const D: u8, const A: u8, const W: u8>(
     unit: &mut U,
-    w: *const u8,
-    x: *const ActBlock,
-    sums: &mut Sums,
+    q: *const u8,
 ) {
     // SAFETY: the caller's word.
     unsafe {
-        let q = (&raw const (*x).q).cast::<u8>();
-        let to = sums.0.as_mut_ptr();
         unit.zero::<C>();
         if F::HALVES {
-            unit.load::<HALF_ACTS>(q, ACT_STEP);
-            unit.load::<HALF_WEIGHTS>(w, 64);
-            unit.dot::<C, HALF_ACTS, HALF_WEIGHTS>();
-            unit.store::<C>(to.add(usize::from(C)).cast());
+            unit.load::<4>(q, ACT_STEP);
+            unit.dot::<C, 4, 5>();
             unit.zero::<D>();
-            unit.load::<HALF_ACTS>(q.add(BLOCK / 2), ACT_STEP);
-            unit.load::<HALF_WEIGHTS>(w.add(PLAIN / 2), 64);
-            unit.dot::<D, HALF_ACTS, HALF_WEIGHTS>();
-            unit.store::<D>(to.add(usize::from(D)).cast());
+            unit.load::<6>(q.add(BLOCK / 2), ACT_STEP);
+            unit.dot::<D, 6, 7>();
         } else {
-            unit.load::<ACTS>(q, ACT_STEP);
-            unit.load::<WEIGHTS>(w, 64);
-            unit.dot::<C, ACTS, WEIGHTS>();
-            unit.store::<C>(to.add(usize::from(C)).cast());
+            unit.load::<A>(q, ACT_STEP);
+            unit.dot::<C, A, W>();
+        }
+    }
+}
+
+/// Writes what [`product`] left in `C` and `D`.
+#[inline(always)]
+unsafe fn put<U: Unit, F: Format, const C: u8, const D: u8>(unit: &mut U, to: *mut u8) {
+    // SAFETY: the caller's word.
+    unsafe {
+        unit.store::<C>(to);
+        if F::HALVES {
+            unit.store::<D>(to.add(size_of::<Sums>() / 2));
         }
     }
 }
 
 /// Scales a block's sums and adds them to every row's.
 #[inline(always)]
-unsafe fn add<F: Format, const C: u8, const D: u8>(
+unsafe fn add<F: Format>(
     rows: &mut [__m512; GROUP],
     scales: &Scales<Avx512Vnni>,
     x: *const ActBlock,
-    sums: &Sums,
+    sums: *const Sums,
 ) {
+    let sums = sums.cast::<[i32; TILE]>();
     for (row, acc) in rows.iter_mut().enumerate() {
         // SAFETY: the caller's word; sixteen sums of each row.
         unsafe {
-            let of = |r: u8| _mm512_load_si512(sums.0[usize::from(r)][row].as_ptr().cast());
-            let first = of(C);
-            let second = if F::HALVES { of(D) } else { first };
+            let of = |half: usize| _mm512_load_si512(sums.add(half * GROUP + row).cast());
+            let first = of(0);
+            let second = if F::HALVES { of(1) } else { first };
             *acc = scaled::<Avx512Vnni, F>(*acc, scales, [first, second], x.add(row));
         }
     }
@@ -425,7 +478,7 @@ fn tried() -> bool {
     unsafe {
         let child = libc::fork();
         if child == 0 {
-            libc::_exit(if right_sums(&mut Silicon::open()) { 0 } else { 1 });
+            libc::_exit(if right_sums(&mut Silicon) { 0 } else { 1 });
         }
         let mut status = 0;
         while child > 0 && libc::waitpid(child, &mut status, 0) < 0 {
@@ -445,7 +498,7 @@ fn tried() -> bool {
 /// Whether a product of every shape used here comes out right.
 ///
 /// # Safety
-/// The unit's registers are configured.
+/// The unit's registers are there.
 pub(super) unsafe fn right_sums<U: Unit>(unit: &mut U) -> bool {
     let act = |row: usize, k: usize| ((row * 37 + k * 11) % 255) as i32 - 127;
     let weight = |k: usize, col: usize| ((k * 29 + col * 53) % 256) as i32 - 128;
@@ -457,22 +510,35 @@ pub(super) unsafe fn right_sums<U: Unit>(unit: &mut U) -> bool {
             weights[k / 4][at * 4 + k % 4] = weight(k, at) as u8;
         }
     }
-    let mut sums = Sums([[[0; TILE]; GROUP]; 4]);
-    let (x, w, to) = (acts.as_ptr().cast::<u8>(), weights.as_ptr().cast::<u8>(), &mut sums.0);
+    /// As the registers store them.
+    #[repr(C, align(64))]
+    struct Stored([[[i32; TILE]; GROUP]; 4]);
+    let mut stored = Stored([[[0; TILE]; GROUP]; 4]);
+    let (x, w, to) = (acts.as_ptr().cast::<u8>(), weights.as_ptr().cast::<u8>(), &mut stored.0);
     // SAFETY: all of these are as large as the registers.
     unsafe {
+        unit.shape(&WHOLE);
+        unit.load::<4>(x, ACT_STEP);
+        unit.load::<5>(w, 64);
         unit.zero::<0>();
-        unit.load::<ACTS>(x, ACT_STEP);
-        unit.load::<WEIGHTS>(w, 64);
-        unit.dot::<0, ACTS, WEIGHTS>();
+        unit.dot::<0, 4, 5>();
         unit.store::<0>(to[0].as_mut_ptr().cast());
-        for (half, to) in to[1..3].iter_mut().enumerate() {
-            unit.zero::<1>();
-            unit.load::<HALF_ACTS>(x.add(half * 16), ACT_STEP);
-            unit.load::<HALF_WEIGHTS>(w.add(half * 256), 64);
-            unit.dot::<1, HALF_ACTS, HALF_WEIGHTS>();
-            unit.store::<1>(to.as_mut_ptr().cast());
-        }
+        unit.load::<6>(x, ACT_STEP);
+        unit.load::<7>(w, 64);
+        unit.zero::<2>();
+        unit.dot::<2, 6, 7>();
+        unit.store::<2>(to[1].as_mut_ptr().cast());
+        unit.shape(&HALVES);
+        unit.load::<4>(x, ACT_STEP);
+        unit.load::<5>(w, 64);
+        unit.zero::<1>();
+        unit.dot::<1, 4, 5>();
+        unit.store::<1>(to[2].as_mut_ptr().cast());
+        unit.load::<6>(x.add(BLOCK / 2), ACT_STEP);
+        unit.load::<7>(w.add(PLAIN / 2), 64);
+        unit.zero::<3>();
+        unit.dot::<3, 6, 7>();
+        unit.store::<3>(to[3].as_mut_ptr().cast());
     }
     let mut right = true;
     for row in 0..GROUP {
@@ -480,8 +546,8 @@ pub(super) unsafe fn right_sums<U: Unit>(unit: &mut U) -> bool {
             let part = |from: usize, to: usize| {
                 (from..to).map(|k| act(row, k) * weight(k, col)).sum::<i32>()
             };
-            right &= to[0][row][col] == part(0, 32);
-            right &= to[1][row][col] == part(0, 16) && to[2][row][col] == part(16, 32);
+            right &= to[0][row][col] == part(0, 32) && to[1][row][col] == part(0, 32);
+            right &= to[2][row][col] == part(0, 16) && to[3][row][col] == part(16, 32);
         }
     }
     right
@@ -494,11 +560,11 @@ pub(super) unsafe fn right_sums<U: Unit>(unit: &mut U) -> bool {
 pub(crate) unsafe fn busy(rounds: usize) -> usize {
     let ones = [[1u8; 64]; 16];
     let at = ones.as_ptr().cast::<u8>();
-    let full = Config::full();
+    static FULL: Config = Config::of(64, 16);
     // SAFETY: the caller's word; every register is as large as `ones`.
     unsafe {
-        asm!("ldtilecfg [{}]", in(reg) &raw const full, options(nostack, readonly));
         let mut unit = Silicon;
+        unit.shape(&FULL);
         unit.load::<4>(at, 64);
         unit.load::<5>(at, 64);
         unit.load::<6>(at, 64);

@@ -2,25 +2,31 @@
 //! tried on every machine with AVX-512; whether the instructions themselves are there is reported.
 
 use super::activations::{Acts, Q8Rows};
-use super::amx::{self, CONFIG, Unit};
+use super::amx::{self, Config, Unit, WHOLE};
 use super::drive::Job;
 use super::tests::{Dice, TILED, bits, product, rows_of, shapes, weight};
 use super::{Layout, Matrix};
 use crate::isa::Isa;
 
-/// Eight registers of at most sixteen rows of 64 bytes.
-struct Emulated([[[u8; 64]; 16]; 8]);
+/// Eight registers of at most sixteen rows of 64 bytes, and their shapes.
+struct Emulated([[[u8; 64]; 16]; 8], &'static Config);
 
-/// Rows of a register and the bytes of each.
-fn shape(t: u8) -> (usize, usize) {
-    let (rows, row_bytes) = CONFIG.shape(t);
-    assert!(rows <= 16 && row_bytes <= 64 && row_bytes % 4 == 0);
-    (rows, row_bytes)
+impl Emulated {
+    /// Rows of a register and the bytes of each.
+    fn shape_of(&self, t: u8) -> (usize, usize) {
+        let (rows, row_bytes) = self.1.shape(t);
+        assert!(rows <= 16 && row_bytes <= 64 && row_bytes % 4 == 0);
+        (rows, row_bytes)
+    }
 }
 
 impl Unit for Emulated {
+    unsafe fn shape(&mut self, config: &'static Config) {
+        *self = Emulated([[[0; 64]; 16]; 8], config);
+    }
+
     unsafe fn load<const T: u8>(&mut self, at: *const u8, step: usize) {
-        let (rows, row_bytes) = shape(T);
+        let (rows, row_bytes) = self.shape_of(T);
         self.0[usize::from(T)] = [[0; 64]; 16];
         for (row, to) in self.0[usize::from(T)].iter_mut().enumerate().take(rows) {
             // SAFETY: the trait's condition.
@@ -35,7 +41,7 @@ impl Unit for Emulated {
 
     unsafe fn dot<const C: u8, const A: u8, const B: u8>(&mut self) {
         let ((rows, c_bytes), (a_rows, a_bytes), (b_rows, b_bytes)) =
-            (shape(C), shape(A), shape(B));
+            (self.shape_of(C), self.shape_of(A), self.shape_of(B));
         assert!(rows == a_rows && c_bytes == b_bytes && a_bytes == 4 * b_rows, "shapes disagree");
         for row in 0..rows {
             for col in 0..c_bytes / 4 {
@@ -53,7 +59,7 @@ impl Unit for Emulated {
     }
 
     unsafe fn store<const T: u8>(&mut self, to: *mut u8) {
-        let (rows, row_bytes) = shape(T);
+        let (rows, row_bytes) = self.shape_of(T);
         for (row, from) in self.0[usize::from(T)].iter().enumerate().take(rows) {
             // SAFETY: the trait's condition.
             unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.add(row * 64), row_bytes) };
@@ -62,7 +68,7 @@ impl Unit for Emulated {
 }
 
 fn emulated() -> Emulated {
-    Emulated([[[0; 64]; 16]; 8])
+    Emulated([[[0; 64]; 16]; 8], &WHOLE)
 }
 
 #[test]
@@ -81,6 +87,10 @@ fn the_trial_is_right_where_the_instructions_are() {
 fn a_broken_unit_fails_the_trial() {
     struct Broken(Emulated);
     impl Unit for Broken {
+        unsafe fn shape(&mut self, config: &'static Config) {
+            // SAFETY: the caller's word.
+            unsafe { self.0.shape(config) }
+        }
         unsafe fn load<const T: u8>(&mut self, at: *const u8, step: usize) {
             // SAFETY: the caller's word.
             unsafe { self.0.load::<T>(at, step) }
@@ -122,7 +132,7 @@ fn tiles_give_the_bits_of_the_scalar_tier() {
             let matrix = Matrix::alone(&weight(ty, 1, rows, cols, dice), 1).unwrap();
             assert!(matrix.layout != Layout::Foreign);
             let (cols, rows) = (cols as usize, rows as usize);
-            for count in [8, 9, 16, 19, 40, 83] {
+            for count in [8, 9, 16, 19, 40, 83, 139] {
                 let x = rows_of(count, cols, dice);
                 let want = product(&matrix, Isa::Scalar, 0, &x);
                 let store = Q8Rows::new(count, cols).unwrap();

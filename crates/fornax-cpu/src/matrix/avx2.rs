@@ -264,4 +264,4 @@ unsafe fn bytes_as_ints(at: *const u8) -> [__m256i; 2] {
     }
 }
 
-super::drive::tier!(KERNELS, Avx2, rows 4, float rows 2, #[target_feature(enable = "avx2,fma,f16c")]);
+super::drive::tier!(KERNELS, Avx2, rows 4, float rows 2, many 32, #[target_feature(enable = "avx2,fma,f16c")]);

@@ -7,8 +7,8 @@
 
 use std::arch::x86_64::*;
 
-use super::activations::ActBlock;
-use super::simd::{QUADS, Range, Simd};
+use super::activations::{ActBlock, flat};
+use super::simd::{BLOCK, QUADS, Range, Simd};
 
 /// The tier's vectors; used only behind the door that checks for its features.
 #[derive(Clone, Copy, Debug)]
@@ -108,6 +108,52 @@ impl Simd for Avx512Vnni {
     }
 
     #[inline(always)]
+    unsafe fn quantized(x: &[f32; BLOCK]) -> ActBlock {
+        // SAFETY: see above.
+        unsafe {
+            let (low, high) = (_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x.as_ptr().add(16)));
+            let size = |v| _mm512_and_si512(_mm512_castps_si512(v), _mm512_set1_epi32(i32::MAX));
+            let most = _mm512_max_epu32(size(low), size(high));
+            let most = _mm256_max_epu32(
+                _mm512_castsi512_si256(most),
+                _mm512_extracti64x4_epi64::<1>(most),
+            );
+            let most =
+                _mm_max_epu32(_mm256_castsi256_si128(most), _mm256_extracti128_si256::<1>(most));
+            let most = _mm_max_epu32(most, _mm_shuffle_epi32::<0b01_00_11_10>(most));
+            let most = _mm_max_epu32(most, _mm_shuffle_epi32::<0b10_11_00_01>(most));
+            let largest = _mm_cvtsi128_si32(most) as u32;
+            let a = f32::from_bits(largest);
+            let inverse = 127.0 / a;
+            if let Some(flat) = flat(largest, inverse) {
+                return flat;
+            }
+            // To the nearest integer, ties to even: the mode that Rust's programs run in.
+            let whole = |v| {
+                let w = _mm512_cvtps_epi32(_mm512_mul_ps(v, _mm512_set1_ps(inverse)));
+                _mm512_cvtepi32_epi8(w)
+            };
+            let q = _mm256_set_m128i(whole(high), whole(low));
+            // Sums of four, then of each half.
+            let sums = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(1), q);
+            let sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32::<0b01_00_11_10>(sums));
+            let sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32::<0b10_11_00_01>(sums));
+            let first = _mm_cvtsi128_si32(_mm256_castsi256_si128(sums));
+            let sum = first + _mm_cvtsi128_si32(_mm256_extracti128_si256::<1>(sums));
+            let mut block = ActBlock {
+                q: [0; BLOCK],
+                d: a / 127.0,
+                sx: 0.0,
+                lift: -LIFT * sum,
+                lift_first: -LIFT * first,
+            };
+            block.sx = block.d * sum as f32;
+            _mm256_storeu_si256(block.q.as_mut_ptr().cast(), q);
+            block
+        }
+    }
+
+    #[inline(always)]
     unsafe fn zero() -> __m512 {
         // SAFETY: see above.
         unsafe { _mm512_setzero_ps() }
@@ -199,7 +245,7 @@ super::drive::tier!(
     KERNELS,
     Avx512Vnni,
     rows 8,
-    float rows 4,
+    float rows 4, many 32,
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 );
 

@@ -3,9 +3,10 @@
 
 use std::ops::Range;
 
-use super::activations::{ActBlock, Acts};
+use super::activations::{ActBlock, Acts, GROUP, Q8View};
 use super::format::{self, Float, Format};
 use super::kernel::Out;
+use super::many;
 use super::simd::{BLOCK, TILE};
 use super::{Layout, Matrix};
 
@@ -31,7 +32,6 @@ pub(super) struct Job<'a> {
 
 impl Job<'_> {
     /// The same for some of its rows.
-    #[cfg(target_arch = "x86_64")]
     pub(super) fn of_rows(&self, act_rows: Range<usize>) -> Self {
         let out = self.out.wrapping_add((act_rows.start - self.act_rows.start) * self.stride);
         Job { act_rows, out, ..self.clone() }
@@ -58,12 +58,22 @@ pub(super) trait Tier {
     const ROWS: usize;
     /// The same for f32 activations.
     const FLOAT_ROWS: usize;
+    /// Rows of 8-bit activations from which weights are spelled out once for all of them.
+    const MANY: usize;
 
     unsafe fn quantised<F: Format, const R: usize>(
         tile: *const u8,
         blocks: usize,
         acts: *const ActBlock,
         step: usize,
+        out: Out,
+    );
+
+    unsafe fn many<F: Format>(
+        tile: *const u8,
+        blocks: usize,
+        acts: &Q8View,
+        rows: Range<usize>,
         out: Out,
     );
 
@@ -79,12 +89,13 @@ pub(super) trait Tier {
 
 /// Makes the table of a tier from its vectors and the constants of [`Tier`].
 macro_rules! tier {
-    ($name:ident, $simd:ty, rows $rows:literal, float rows $float_rows:literal $(, #[$attr:meta])*) => {
+    ($name:ident, $simd:ty, rows $rows:literal, float rows $float_rows:literal, many $many:expr $(, #[$attr:meta])*) => {
         enum Tiered {}
 
         impl $crate::matrix::drive::Tier for Tiered {
             const ROWS: usize = $rows;
             const FLOAT_ROWS: usize = $float_rows;
+            const MANY: usize = $many;
 
             $(#[$attr])*
             unsafe fn quantised<F: $crate::matrix::format::Format, const R: usize>(
@@ -98,6 +109,18 @@ macro_rules! tier {
                 unsafe {
                     $crate::matrix::kernel::quantised::<$simd, F, R>(tile, blocks, acts, step, out)
                 }
+            }
+
+            $(#[$attr])*
+            unsafe fn many<F: $crate::matrix::format::Format>(
+                tile: *const u8,
+                blocks: usize,
+                acts: &$crate::matrix::activations::Q8View,
+                rows: std::ops::Range<usize>,
+                out: $crate::matrix::kernel::Out,
+            ) {
+                // SAFETY: the caller's word.
+                unsafe { $crate::matrix::many::many::<$simd, F, $rows>(tile, blocks, acts, rows, out) }
             }
 
             $(#[$attr])*
@@ -125,7 +148,7 @@ macro_rules! tier {
             step: usize,
         ) {
             // SAFETY: the caller's word.
-            unsafe { $crate::matrix::activations::quantize(x, at, step) }
+            unsafe { $crate::matrix::activations::quantize::<$simd>(x, at, step) }
         }
 
         /// The routines of this tier.
@@ -194,7 +217,35 @@ macro_rules! walk {
     };
 }
 
+/// Rows that a tile is spelled out for go first, as many at a time as stay in the caches; the
+/// rest is left to [`few`].
 unsafe fn quantised<T: Tier, F: Format>(job: &Job<'_>) {
+    let Acts::Q8(acts) = job.acts else {
+        unreachable!("checked in Matrix::multiply");
+    };
+    let blocks = job.matrix.cols() / BLOCK;
+    let Range { start, end } = job.act_rows;
+    let mut row = start;
+    if T::MANY != usize::MAX && start.is_multiple_of(GROUP) && acts.step() == GROUP {
+        while end - row >= T::MANY {
+            let rows = ((end - row) / T::ROWS * T::ROWS).min(many::rows_at_once(blocks));
+            for tile in job.tiles.clone() {
+                // SAFETY: rows and tiles are within the job; the rest is the caller's word.
+                unsafe {
+                    let weights = job.matrix.tile(job.expert, tile);
+                    T::many::<F>(weights, blocks, &acts, row..row + rows, job.out(tile, row));
+                }
+            }
+            row += rows;
+        }
+    }
+    if row < end {
+        // SAFETY: the caller's word.
+        unsafe { few::<T, F>(&job.of_rows(row..end)) }
+    }
+}
+
+unsafe fn few<T: Tier, F: Format>(job: &Job<'_>) {
     let Acts::Q8(acts) = job.acts else {
         unreachable!("checked in Matrix::multiply");
     };
@@ -206,7 +257,10 @@ unsafe fn quantised<T: Tier, F: Format>(job: &Job<'_>) {
             unsafe {
                 let x = acts.block($row, 0).cast_const();
                 let weights = job.matrix.tile(job.expert, $tile);
-                let out = job.out($tile, $row);
+                let mut out = job.out($tile, $row);
+                if $row != job.act_rows.start {
+                    out.then = std::ptr::null();
+                }
                 T::quantised::<F, { $rows }>(weights, blocks, x, acts.step(), out);
             }
             $rows

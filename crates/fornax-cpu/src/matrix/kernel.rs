@@ -11,7 +11,7 @@
 
 use super::activations::ActBlock;
 use super::format::{Decoded, Float, Format, Scales};
-use super::prefetch;
+use super::lines;
 use super::simd::{BLOCK, QUADS, Simd, TILE};
 
 /// Interleaved sums of the float formats.
@@ -26,7 +26,8 @@ pub(super) struct Out {
     pub(super) stride: usize,
     /// Outputs that exist from there on: [`TILE`] or more, fewer in a last tile.
     pub(super) columns: usize,
-    /// Weights that will be read after the tile; asked for while its last ones are used.
+    /// Weights that will be read after the tile; asked for while its last ones are used. Null where
+    /// the tile was read for other rows just before, and nothing need be asked for.
     pub(super) then: *const u8,
 }
 
@@ -76,29 +77,22 @@ pub(super) unsafe fn quantised<S: Simd, F: Format, const ROWS: usize>(
         let mut left = blocks;
         // Where the lines that are asked for lie: further on in the tile, at its end in what
         // follows.
-        let mut ahead = unit.wrapping_add(AHEAD);
+        let ask = !out.then.is_null();
+        let mut ahead = unit.wrapping_add(if ROWS > 4 { 2 * AHEAD } else { AHEAD });
         let end = tile.wrapping_add(F::tile_bytes(blocks));
         while left > 0 {
             if ahead >= end && ahead < end.wrapping_add(F::HEAD + F::UNIT * F::PLANES) {
                 ahead = out.then.wrapping_add(ahead.addr() - end.addr());
             }
             for at in 0..left.min(F::UNIT) {
-                // More rows take longer than their weights, and the hints 2 % of that.
-                if ROWS <= 4 {
+                if ask {
                     if at == 0 {
                         lines(ahead, F::HEAD);
                     }
                     lines(ahead.wrapping_add(F::HEAD + at * F::PLANES), F::PLANES);
                 }
                 let block = F::decode::<S>(unit, at);
-                let (pairs, single) = acc.as_chunks_mut::<2>();
-                for (ix, acc) in pairs.iter_mut().enumerate() {
-                    let x = acts.add(2 * ix);
-                    *acc = add_pair::<S, F>(*acc, &block, [x, x.add(1)]);
-                }
-                if let [acc] = single {
-                    *acc = add_block::<S, F>(*acc, &block, acts.add(ROWS - 1));
-                }
+                add_rows::<S, F, ROWS>(&mut acc, &block, acts);
                 acts = acts.wrapping_add(step);
             }
             left = left.saturating_sub(F::UNIT);
@@ -111,11 +105,33 @@ pub(super) unsafe fn quantised<S: Simd, F: Format, const ROWS: usize>(
     }
 }
 
-/// Asks for the cache lines of `len` bytes.
+/// Adds one more block to the sums of a tile for `ROWS` rows of activations.
+///
+/// # Safety
+/// `x` are as many records, and the tier is available.
 #[inline(always)]
-pub(super) fn lines(at: *const u8, len: usize) {
-    for line in (0..len).step_by(64) {
-        prefetch(at.wrapping_add(line));
+pub(super) unsafe fn add_rows<S: Simd, F: Format, const ROWS: usize>(
+    acc: &mut [S::Floats; ROWS],
+    block: &Decoded<S>,
+    x: *const ActBlock,
+) {
+    // Spelled out, so that the sums stay in registers: a loop that the compiler keeps takes them to
+    // memory and back.
+    macro_rules! pairs {
+        ($($ix:literal)*) => { $(
+            if $ix + 1 < ROWS {
+                let pair = [acc[$ix % ROWS], acc[($ix + 1) % ROWS]];
+                let pair = add_pair::<S, F>(pair, block, [x.add($ix), x.add($ix + 1)]);
+                (acc[$ix % ROWS], acc[($ix + 1) % ROWS]) = (pair[0], pair[1]);
+            }
+        )* };
+    }
+    // SAFETY: the caller's word.
+    unsafe {
+        pairs!(0 2 4 6);
+        if ROWS % 2 == 1 {
+            acc[ROWS - 1] = add_block::<S, F>(acc[ROWS - 1], block, x.add(ROWS - 1));
+        }
     }
 }
 

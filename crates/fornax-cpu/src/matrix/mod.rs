@@ -19,6 +19,7 @@ mod drive;
 mod foreign;
 mod format;
 mod kernel;
+mod many;
 pub(crate) mod measure;
 mod memory;
 #[cfg(target_arch = "aarch64")]
@@ -430,6 +431,14 @@ pub(crate) fn prefetch(at: *const u8) {
     }
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = at;
+}
+
+/// Asks for the cache lines of `len` bytes.
+#[inline(always)]
+pub(crate) fn lines(at: *const u8, len: usize) {
+    for line in (0..len).step_by(64) {
+        prefetch(at.wrapping_add(line));
+    }
 }
 
 /// Whether a matrix can be made of `ty`: by tiles, or decoded as it is multiplied.

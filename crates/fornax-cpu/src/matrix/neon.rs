@@ -442,17 +442,17 @@ unsafe fn widened(at: *const u8) -> [uint32x4_t; PARTS] {
 /// The tier `neon`.
 pub(super) mod widening {
     use super::{Neon, Widening};
-    crate::matrix::drive::tier!(KERNELS, Neon<Widening>, rows 4, float rows 1, #[target_feature(enable = "neon")]);
+    crate::matrix::drive::tier!(KERNELS, Neon<Widening>, rows 4, float rows 1, many usize::MAX, #[target_feature(enable = "neon")]);
 }
 
 /// The tier `neon_dotprod`.
 pub(super) mod dotprod {
     use super::{Dotprod, Neon};
-    crate::matrix::drive::tier!(KERNELS, Neon<Dotprod>, rows 4, float rows 1, #[target_feature(enable = "neon,dotprod")]);
+    crate::matrix::drive::tier!(KERNELS, Neon<Dotprod>, rows 4, float rows 1, many usize::MAX, #[target_feature(enable = "neon,dotprod")]);
 }
 
 /// The tier `neon_i8mm`.
 pub(super) mod i8mm {
     use super::{I8mm, Neon};
-    crate::matrix::drive::tier!(KERNELS, Neon<I8mm>, rows 4, float rows 1, #[target_feature(enable = "neon,dotprod,i8mm")]);
+    crate::matrix::drive::tier!(KERNELS, Neon<I8mm>, rows 4, float rows 1, many usize::MAX, #[target_feature(enable = "neon,dotprod,i8mm")]);
 }

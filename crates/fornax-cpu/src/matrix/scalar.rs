@@ -187,4 +187,4 @@ impl Simd for Scalar {
     }
 }
 
-super::drive::tier!(KERNELS, Scalar, rows 8, float rows 4);
+super::drive::tier!(KERNELS, Scalar, rows 8, float rows 4, many usize::MAX);

@@ -4,7 +4,7 @@
 //! Every operation gives the same bits on every tier. Methods are inlined into functions that
 //! carry the tier's features; called elsewhere they are undefined where the features are missing.
 
-use super::activations::ActBlock;
+use super::activations::{self, ActBlock};
 
 /// Weight rows of a tile.
 pub(crate) const TILE: usize = 16;
@@ -65,6 +65,12 @@ pub(super) trait Simd: Copy + 'static {
     ) -> [Self::Ints; 2] {
         // SAFETY: the caller's word.
         unsafe { [Self::dot::<R, N>(w, first, x[0]), Self::dot::<R, N>(w, first, x[1])] }
+    }
+
+    /// A block of activations in 8 bits; where a tier has words for it, the same bits sooner.
+    #[inline(always)]
+    unsafe fn quantized(x: &[f32; BLOCK]) -> ActBlock {
+        activations::quantized(x)
     }
 
     /// Sixteen zeros.

@@ -258,6 +258,24 @@ fn every_tier_gives_the_bits_of_the_scalar_tier() {
     }
 }
 
+/// Enough rows that weights are spelled out for them, and more than one chunk of blocks.
+#[test]
+fn many_rows_give_the_bits_of_few() {
+    let dice = &mut Dice(29);
+    for &ty in TILED.iter().filter(|ty| ty.block_len() > 1) {
+        let (rows, cols) = (35, if ty.block_len() == 32 { 544 } else { 768 });
+        let matrix = Matrix::alone(&weight(ty, 1, rows, cols, dice), 1).unwrap();
+        for count in [32, 45, 139] {
+            let x = rows_of(count, cols as usize, dice);
+            let want = bits(&product(&matrix, Isa::Scalar, 0, &x));
+            for isa in Isa::available() {
+                let have = bits(&product(&matrix, isa, 0, &x));
+                assert!(have == want, "{ty} times {count} rows on {isa}");
+            }
+        }
+    }
+}
+
 #[test]
 fn rows_and_tiles_may_be_cut_anywhere() {
     let dice = &mut Dice(5);

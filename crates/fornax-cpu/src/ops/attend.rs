@@ -14,6 +14,7 @@
 use super::cells::{AsF16, AsF32, AsQ8, Cell, Elements};
 use super::lanes::Lanes;
 use super::math;
+use crate::matrix::{lines, prefetch};
 
 /// Tokens of one KV block.
 pub(crate) const BLOCK: usize = 32;
@@ -72,8 +73,8 @@ pub(crate) struct Scratch {
     /// The largest score so far and the sum of exponentials below it.
     max: [f32; QUERIES],
     total: [f32; QUERIES],
-    /// The same times the scales of values (8-bit cells).
-    weighed: Vec<f32>,
+    /// The same times the scales of values (8-bit cells), of two neighbouring scales.
+    weighed: [Vec<f32>; 2],
     /// Addresses of one split's blocks.
     blocks: [(*const u8, *const u8); SPLIT / BLOCK],
 }
@@ -90,7 +91,7 @@ impl Scratch {
             sum: vec![0.0; QUERIES * v_stride],
             max: [0.0; QUERIES],
             total: [0.0; QUERIES],
-            weighed: vec![0.0; QUERIES * SPLIT],
+            weighed: [vec![0.0; QUERIES * SPLIT], vec![0.0; QUERIES * SPLIT]],
             blocks: [(std::ptr::null(), std::ptr::null()); SPLIT / BLOCK],
         }
     }
@@ -231,9 +232,18 @@ unsafe fn one_split<L: Lanes, E: Elements>(
     let mut all = [None; QUERIES];
     // SAFETY: the caller's word; all keys of the range are this sequence's own.
     unsafe {
-        for b in keys.start / BLOCK..keys.end.div_ceil(BLOCK) {
+        let these = keys.start / BLOCK..keys.end.div_ceil(BLOCK);
+        for b in these.clone() {
             s.blocks[b] = (a.block)(base / BLOCK + b);
-            score::<L, E>(a, s, b);
+        }
+        // Blocks lie far apart, so nothing but this brings the next one.
+        let behind = match base + SPLIT < a.pos + a.rows {
+            true => (a.block)((base + SPLIT) / BLOCK).0,
+            false => std::ptr::null(),
+        };
+        for b in these.clone() {
+            let next = if b + 1 < these.end { s.blocks[b + 1].0 } else { s.blocks[these.start].1 };
+            score::<L, E>(a, s, b, next);
         }
         for m in 0..queries {
             let pos = a.pos + m / a.heads;
@@ -246,10 +256,13 @@ unsafe fn one_split<L: Lanes, E: Elements>(
                 p.fill(0.0);
             }
         }
-        values::<L, E>(a, s, keys, queries);
+        values::<L, E>(a, s, keys, queries, behind);
     }
     all
 }
+
+/// Queries up to which a pass over a block asks for the next one: more take longer than memory.
+const FEW: usize = 8;
 
 /// The first of the fewest and most equal parts of `left`, each at most `most`.
 #[inline(always)]
@@ -276,9 +289,9 @@ macro_rules! with_count {
     };
 }
 
-/// Scores of block `b` of the split for every query.
+/// Scores of block `b` of the split for every query; `next` will be read after it.
 #[inline(always)]
-unsafe fn score<L: Lanes, E: Elements>(a: &Attend<'_>, s: &mut Scratch, b: usize) {
+unsafe fn score<L: Lanes, E: Elements>(a: &Attend<'_>, s: &mut Scratch, b: usize, next: *const u8) {
     let queries = a.rows * a.heads;
     let keys = s.blocks[b].0;
     let mut m = 0;
@@ -290,16 +303,16 @@ unsafe fn score<L: Lanes, E: Elements>(a: &Attend<'_>, s: &mut Scratch, b: usize
             // As many queries as there are registers for, so that keys are widened once for all
             // of them.
             m += if L::REGISTERS >= 16 {
-                with_count!(fair(left, 12), N => score_some::<L, E, N, 2>(a, keys, m, out))
+                with_count!(fair(left, 12), N => score_some::<L, E, N, 2>(a, keys, m, out, next))
             } else if L::REGISTERS >= 4 {
                 match left {
-                    4.. => score_some::<L, E, 4, 1>(a, keys, m, out),
-                    3 => score_some::<L, E, 3, 1>(a, keys, m, out),
-                    2 => score_some::<L, E, 2, 1>(a, keys, m, out),
-                    _ => score_some::<L, E, 1, 2>(a, keys, m, out),
+                    4.. => score_some::<L, E, 4, 1>(a, keys, m, out, next),
+                    3 => score_some::<L, E, 3, 1>(a, keys, m, out, next),
+                    2 => score_some::<L, E, 2, 1>(a, keys, m, out, next),
+                    _ => score_some::<L, E, 1, 2>(a, keys, m, out, next),
                 }
             } else {
-                score_some::<L, E, 1, 1>(a, keys, m, out)
+                score_some::<L, E, 1, 1>(a, keys, m, out, next)
             };
         }
     }
@@ -312,6 +325,7 @@ unsafe fn score_some<L: Lanes, E: Elements, const M: usize, const H: usize>(
     keys: *const u8,
     first: usize,
     out: *mut f32,
+    next: *const u8,
 ) -> usize {
     let k = a.k_width;
     // SAFETY: the caller's word.
@@ -327,6 +341,9 @@ unsafe fn score_some<L: Lanes, E: Elements, const M: usize, const H: usize>(
             for from in (0..k).step_by(step) {
                 let mut acc = [[L::splat(0.0); H]; M];
                 for i in from..from + step {
+                    if M <= FEW && (half > 0 || H == 2) && i * BLOCK * E::BYTES % 64 == 0 {
+                        prefetch(next.wrapping_add(i * BLOCK * E::BYTES));
+                    }
                     let mut key = [L::splat(0.0); H];
                     for h in 0..H {
                         key[h] = E::load(keys, i * BLOCK + (half + h) * 16);
@@ -340,6 +357,9 @@ unsafe fn score_some<L: Lanes, E: Elements, const M: usize, const H: usize>(
                 }
                 if E::SCALED {
                     let scales = keys.add(k * BLOCK).cast::<u16>().add(from / 32 * BLOCK);
+                    if M <= FEW {
+                        prefetch(next.wrapping_add((k + from / 32 * 2) * BLOCK));
+                    }
                     for h in 0..H {
                         let d = L::load_f16(scales.add((half + h) * 16));
                         for m in 0..M {
@@ -398,40 +418,43 @@ unsafe fn values<L: Lanes, E: Elements>(
     s: &mut Scratch,
     keys: std::ops::Range<usize>,
     queries: usize,
+    behind: *const u8,
 ) {
     let vectors = a.v_stride / 16;
     let mut w = 0;
     // SAFETY: the caller's word.
     unsafe {
         while w < vectors {
-            if E::SCALED && w % 2 == 0 {
-                weigh::<L>(a, s, keys.clone(), queries, w / 2);
+            // Two neighbouring vectors share a scale; a width has whole pairs of them.
+            let wide = 4.min(vectors - w);
+            if E::SCALED {
+                for of in w / 2..(w + wide) / 2 {
+                    weigh::<L>(a, s, keys.clone(), queries, of);
+                }
             }
-            // Two neighbouring vectors share a scale, more do not.
-            let wide = if E::SCALED { 2 - w % 2 } else { 4 }.min(vectors - w);
             let mut m = 0;
             while m < queries {
                 let left = queries - m;
                 let keys = keys.clone();
                 m += if L::REGISTERS >= 16 && wide == 4 {
                     match fair(left, 6) {
-                        6 => values_some::<L, E, 6, 4>(a, s, keys, m, w),
-                        5 => values_some::<L, E, 5, 4>(a, s, keys, m, w),
-                        4 => values_some::<L, E, 4, 4>(a, s, keys, m, w),
-                        3 => values_some::<L, E, 3, 4>(a, s, keys, m, w),
-                        2 => values_some::<L, E, 2, 4>(a, s, keys, m, w),
-                        _ => values_some::<L, E, 1, 4>(a, s, keys, m, w),
+                        6 => values_some::<L, E, 6, 4>(a, s, keys, m, w, behind),
+                        5 => values_some::<L, E, 5, 4>(a, s, keys, m, w, behind),
+                        4 => values_some::<L, E, 4, 4>(a, s, keys, m, w, behind),
+                        3 => values_some::<L, E, 3, 4>(a, s, keys, m, w, behind),
+                        2 => values_some::<L, E, 2, 4>(a, s, keys, m, w, behind),
+                        _ => values_some::<L, E, 1, 4>(a, s, keys, m, w, behind),
                     }
                 } else if L::REGISTERS >= 16 && wide == 2 {
-                    with_count!(fair(left, 12), N => values_some::<L, E, N, 2>(a, s, keys, m, w))
+                    with_count!(fair(left, 12), N => values_some::<L, E, N, 2>(a, s, keys, m, w, behind))
                 } else if L::REGISTERS >= 4 && left >= 4 {
-                    values_wide::<L, E, 4>(a, s, keys, m, w, wide)
+                    values_wide::<L, E, 4>(a, s, keys, m, w, wide, behind)
                 } else if L::REGISTERS >= 4 && wide == 4 {
-                    values_some::<L, E, 1, 4>(a, s, keys, m, w)
+                    values_some::<L, E, 1, 4>(a, s, keys, m, w, behind)
                 } else if L::REGISTERS >= 4 && wide == 2 {
-                    values_some::<L, E, 1, 2>(a, s, keys, m, w)
+                    values_some::<L, E, 1, 2>(a, s, keys, m, w, behind)
                 } else {
-                    values_wide::<L, E, 1>(a, s, keys, m, w, wide)
+                    values_wide::<L, E, 1>(a, s, keys, m, w, wide, behind)
                 };
             }
             w += wide;
@@ -457,7 +480,7 @@ unsafe fn weigh<L: Lanes>(
             let d = L::load_f16(scales.add(t % BLOCK));
             for m in 0..queries {
                 let p = L::load(s.scores.as_ptr().add(m * SPLIT + t));
-                p.mul(d).store(s.weighed.as_mut_ptr().add(m * SPLIT + t));
+                p.mul(d).store(s.weighed[of % 2].as_mut_ptr().add(m * SPLIT + t));
             }
         }
     }
@@ -472,10 +495,11 @@ unsafe fn values_wide<L: Lanes, E: Elements, const M: usize>(
     first: usize,
     w: usize,
     wide: usize,
+    behind: *const u8,
 ) -> usize {
     for w in w..w + wide {
         // SAFETY: the caller's word.
-        unsafe { values_some::<L, E, M, 1>(a, s, keys.clone(), first, w) };
+        unsafe { values_some::<L, E, M, 1>(a, s, keys.clone(), first, w, behind) };
     }
     M
 }
@@ -488,24 +512,41 @@ unsafe fn values_some<L: Lanes, E: Elements, const M: usize, const W: usize>(
     keys: std::ops::Range<usize>,
     first: usize,
     w: usize,
+    behind: *const u8,
 ) -> usize {
     // SAFETY: the caller's word.
     unsafe {
-        let p = if E::SCALED { s.weighed.as_ptr() } else { s.scores.as_ptr() };
-        let p = p.add(first * SPLIT);
+        // The weights of every pair of vectors.
+        let weights = [0, 1].map(|pair: usize| match E::SCALED {
+            true => s.weighed[(w / 2 + pair) % 2].as_ptr().wrapping_add(first * SPLIT),
+            false => s.scores.as_ptr().wrapping_add(first * SPLIT),
+        });
         let mut acc = [[L::splat(0.0); W]; M];
-        for t in keys {
-            let at = s.blocks[t / BLOCK].1;
-            let mut v = [L::splat(0.0); W];
-            for j in 0..W {
-                v[j] = E::load(at, t % BLOCK * a.v_stride + (w + j) * 16);
-            }
-            for m in 0..M {
-                let weight = L::splat(*p.add(m * SPLIT + t));
+        let mut from = keys.start;
+        while from < keys.end {
+            let (b, to) = (from / BLOCK, (from / BLOCK * BLOCK + BLOCK).min(keys.end));
+            let at = s.blocks[b].1;
+            let next = if to < keys.end { s.blocks[b + 1].1 } else { behind };
+            for t in from..to {
+                let row = t % BLOCK * a.v_stride + w * 16;
+                if M <= FEW {
+                    lines(next.wrapping_add(row * E::BYTES), W * 16 * E::BYTES);
+                }
+                let mut v = [L::splat(0.0); W];
                 for j in 0..W {
-                    acc[m][j] = acc[m][j].add_product(weight, v[j]);
+                    v[j] = E::load(at, row + j * 16);
+                }
+                for m in 0..M {
+                    let mut weight = L::splat(*weights[0].add(m * SPLIT + t));
+                    for j in 0..W {
+                        if E::SCALED && j == 2 {
+                            weight = L::splat(*weights[1].add(m * SPLIT + t));
+                        }
+                        acc[m][j] = acc[m][j].add_product(weight, v[j]);
+                    }
                 }
             }
+            from = to;
         }
         for m in 0..M {
             for j in 0..W {

@@ -18,6 +18,8 @@ pub(crate) enum Cell {
 pub(super) trait Elements {
     /// Whether scales lie behind the elements.
     const SCALED: bool;
+    /// Bytes of an element.
+    const BYTES: usize;
 
     unsafe fn load<L: Lanes>(at: *const u8, ix: usize) -> L;
 }
@@ -28,6 +30,7 @@ pub(super) struct AsQ8;
 
 impl Elements for AsF32 {
     const SCALED: bool = false;
+    const BYTES: usize = 4;
 
     #[inline(always)]
     unsafe fn load<L: Lanes>(at: *const u8, ix: usize) -> L {
@@ -38,6 +41,7 @@ impl Elements for AsF32 {
 
 impl Elements for AsF16 {
     const SCALED: bool = false;
+    const BYTES: usize = 2;
 
     #[inline(always)]
     unsafe fn load<L: Lanes>(at: *const u8, ix: usize) -> L {
@@ -48,6 +52,7 @@ impl Elements for AsF16 {
 
 impl Elements for AsQ8 {
     const SCALED: bool = true;
+    const BYTES: usize = 1;
 
     #[inline(always)]
     unsafe fn load<L: Lanes>(at: *const u8, ix: usize) -> L {

@@ -200,6 +200,21 @@ pub(super) unsafe fn scale_and_cap<L: Lanes>(x: *mut f32, n: usize, scale: f32, 
     }
 }
 
+/// `x += y`.
+///
+/// # Safety
+/// As [`Lanes`]; the pointers are good for `n` elements.
+#[inline(always)]
+pub(super) unsafe fn add<L: Lanes>(x: *mut f32, y: *const f32, n: usize) {
+    // SAFETY: the caller's word.
+    unsafe {
+        vectors!(n, i, load, store, {
+            let sum = load!(x).add(load!(y));
+            store!(sum, x);
+        });
+    }
+}
+
 /// Halves from floats, to nearest, ties to even; `n` is a multiple of 16.
 ///
 /// # Safety

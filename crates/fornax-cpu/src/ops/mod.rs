@@ -35,6 +35,8 @@ pub(crate) struct VectorOps {
     pub(crate) gate: unsafe fn(*const f32, *const f32, *mut f32, usize, Activation),
     /// x, n, scale, cap (0 for none).
     pub(crate) scale_and_cap: unsafe fn(*mut f32, usize, f32, f32),
+    /// x, y, n: x += y.
+    pub(crate) add: unsafe fn(*mut f32, *const f32, usize),
     /// x, out, n (a multiple of 16).
     pub(crate) to_f16: unsafe fn(*const f32, *mut u16, usize),
     /// One call of attention.
@@ -75,6 +77,11 @@ macro_rules! tier {
                 unsafe { math::scale_and_cap::<$lanes>(x, n, scale, cap) }
             }
             $(#[target_feature(enable = $feature)])?
+            unsafe fn add(x: *mut f32, y: *const f32, n: usize) {
+                // SAFETY: as said above.
+                unsafe { math::add::<$lanes>(x, y, n) }
+            }
+            $(#[target_feature(enable = $feature)])?
             unsafe fn to_f16(x: *const f32, out: *mut u16, n: usize) {
                 // SAFETY: as said above.
                 unsafe { math::to_f16::<$lanes>(x, out, n) }
@@ -110,6 +117,7 @@ macro_rules! tier {
                 norm,
                 gate,
                 scale_and_cap,
+                add,
                 to_f16,
                 attend,
                 attend_part,
