@@ -6,6 +6,7 @@ use std::sync::Arc;
 use fornax_gguf::TensorType;
 use fornax_plan::{Error, KvType, Limits, Op, Plan, Result};
 
+use super::drive::Drive;
 use super::planes::{Planes, number};
 use super::stage::{ATTEND, DENSE, Need, PARTS, ROWS_THREADS, Room, Stage, THREADS};
 use super::wire::{Attended, Wire};
@@ -72,11 +73,26 @@ pub(crate) fn merge_memory(gpu: &Arc<Gpu>, plan: &Plan) -> Result<[Memory; 2]> {
 }
 
 impl Decode {
-    /// Makes the kernels and memory for whole steps; none where an op has no stage.
+    /// Makes the kernels and memory for whole steps; none where an op has no stage, or where a graph is asked for.
     ///
     /// # Errors
-    /// As `prepare`.
+    /// As `prepare`; `is_unsupported` where whole steps are asked for and cannot be had.
     pub(crate) fn new(
+        p: &Parts<'_>,
+        wire: &Wire,
+        merge: [Memory; 2],
+        x: u64,
+        planes: &mut Planes,
+    ) -> Result<Option<Decode>> {
+        let drive = Drive::asked()?;
+        if drive == Drive::Graph {
+            return Ok(None);
+        }
+        let made = Decode::make(p, wire, merge, x, planes)?;
+        drive.checked(made, wire.lacks.as_deref().unwrap_or("its shape"))
+    }
+
+    fn make(
         p: &Parts<'_>,
         wire: &Wire,
         merge: [Memory; 2],
