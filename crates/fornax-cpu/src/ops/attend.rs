@@ -341,7 +341,8 @@ unsafe fn score_some<L: Lanes, E: Elements, const M: usize, const H: usize>(
             for from in (0..k).step_by(step) {
                 let mut acc = [[L::splat(0.0); H]; M];
                 for i in from..from + step {
-                    if M <= FEW && (half > 0 || H == 2) && i * BLOCK * E::BYTES % 64 == 0 {
+                    if M <= FEW && (half > 0 || H == 2) && (i * BLOCK * E::BYTES).is_multiple_of(64)
+                    {
                         prefetch(next.wrapping_add(i * BLOCK * E::BYTES));
                     }
                     let mut key = [L::splat(0.0); H];
