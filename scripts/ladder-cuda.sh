@@ -37,9 +37,11 @@ count() {
   fi
 }
 
-# One part of the sanitizer over the proof's plain run, which holds every kind of stage.
+# One part of the sanitizer over the proof's plain run, which holds every kind of stage. What the proof itself finds is
+# counted above.
 sanitize() {
-  if compute-sanitizer --tool "$1" --error-exitcode 9 "$folder/proof" > /tmp/ladder-$$ 2>&1; then
+  timeout 300 compute-sanitizer --tool "$1" "$folder/proof" > /tmp/ladder-$$ 2>&1
+  if grep -qE '(ERROR|RACECHECK) SUMMARY: 0 (errors|hazards)' /tmp/ladder-$$; then
     passed=$((passed + 1))
     echo "compute-sanitizer $1: clean"
   else

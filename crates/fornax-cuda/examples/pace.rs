@@ -1,4 +1,5 @@
-//! How fast the GPU decodes models of random weights in the shapes of known ones: `pace [SHAPE:TYPE[:DEPTH[:KV[:ROWS]]]]...`.
+//! How fast the GPU decodes models of random weights in the shapes of known ones: `pace [SHAPE:TYPE[:DEPTH[:KV[:ROWS[:HOW]]]]]...`.
+//! HOW is `deterministic`, `drawn` (temperature 0.8, top-k 40, top-p 0.95, min-p 0.05) or `penalised` (that and penalties).
 //! Prints tokens a second, weights read a second, and the first tokens, which tell whether two runs agree.
 //!
 //! `FORNAX_KERNELS` names a folder whose files stand for kernel sources, so that variants are tried without a build.
@@ -14,7 +15,8 @@ use fornax_gguf::{Mapping, TensorType, blocks};
 use fornax_plan::sample::uniform;
 use fornax_plan::{
     Activation, BlockId, Device, Hyper, KvGroup, KvType, LayerSpan, Limits, Linear, Op, Plan,
-    Program, RopePairs, RopeTable, SeqStep, SlotId, StepOutput, Tokens, Want, WeightRef,
+    Program, RopePairs, RopeTable, SampleParams, SeqStep, SlotId, StepOutput, Tokens, Want,
+    WeightRef,
 };
 
 struct Shape {
@@ -167,6 +169,25 @@ struct Case {
     depth: u32,
     kv: KvType,
     rows: u32,
+    how: String,
+}
+
+impl Case {
+    fn sample(&self) -> Option<SampleParams> {
+        let drawn = SampleParams {
+            temperature: 0.8,
+            top_k: 40,
+            top_p: 0.95,
+            min_p: 0.05,
+            seed: 1,
+            ..SampleParams::default()
+        };
+        match self.how.as_str() {
+            "drawn" => Some(drawn),
+            "penalised" => Some(SampleParams { repeat_penalty: 1.1, ..drawn }),
+            _ => None,
+        }
+    }
 }
 
 fn measure(device: &CudaDevice, plan: &Plan, label: &str, case: &Case) -> Result<(), String> {
@@ -181,6 +202,7 @@ fn measure(device: &CudaDevice, plan: &Plan, label: &str, case: &Case) -> Result
         kv_blocks: blocks * case.rows,
         kv_type: case.kv,
         act: None,
+        deterministic: case.how == "deterministic",
         ..Limits::default()
     };
     let began = Instant::now();
@@ -241,7 +263,7 @@ fn measure(device: &CudaDevice, plan: &Plan, label: &str, case: &Case) -> Result
                 pos: case.depth,
                 tables: &tables[row as usize],
                 wants: &want,
-                sample: None,
+                sample: case.sample(),
                 max_new: chain,
                 stop: &[],
             })
@@ -291,7 +313,8 @@ fn one(device: &CudaDevice, text: &str) -> Result<(), String> {
     let rows = number(parts.next(), 1).map_err(|e| e.to_string())?;
     let shape = SHAPES.iter().find(|s| s.name == name).ok_or("no such shape")?;
     let plan = plan(shape, &mut Pool::new(ty)?);
-    measure(device, &plan, text, &Case { depth, kv, rows })
+    let how = parts.next().unwrap_or_default().to_string();
+    measure(device, &plan, text, &Case { depth, kv, rows, how })
 }
 
 fn main() -> ExitCode {

@@ -146,6 +146,8 @@ fn prove(count: &mut Count, cuda: Option<&CudaDevice>) -> Outcome<()> {
                 compare(count, &case, &metal, &label, &want);
             }
             if let Some(cuda) = cuda {
+                // So does the GPU.
+                let want = run(&reference, &case, cuda.info().act)?;
                 compare(count, &case, cuda, &format!("cuda {}", cuda.info().tier), &want);
             }
         }

@@ -1,11 +1,11 @@
 // Penalties and the draw, where a sequence asks for more than the highest logit: for the wanted rows whose kind says so.
 //
 // Layout: logits wanted × vocab; best, changed: wanted × parts × 4 words (value, id or none, sum of exp(logit − value),
-// spare), before and after penalties; candidates wanted × parts × RECORD words: how many, the sum of their weights, then ids
-// where there are few; choices a word for each wanted row; history slots × stride tokens by position; draws a structure for
+// spare), before and after penalties; candidates wanted × parts × RECORD words: how many, the sum of all weights, how near, then
+// ids; choices a word for each wanted row; history slots × stride tokens by position; draws a structure for
 // each sequence. Threads: 256 a wanted row, or a part of one (parts along x), unless said otherwise.
-// Bytes: every logit three times at most (all but the first from the cache) to gather candidates; then the candidates alone,
-// where they are few, about 30 times for the cuts and the draw. Sums of weights are f32, in an order that no seed changes.
+// Bytes: every logit three times at most (all but the first from the cache) to gather candidates; then the candidates alone
+// about 30 times for the cuts and the draw, or all logits where the candidates are not enough for the rules. Sums of weights are f32, in an order that no seed changes.
 //
 // The order of the rules is the host's: penalties, top-k, top-p, min-p, temperature, draw. Exact ties go to the lowest id,
 // NaN and −∞ are never chosen.
@@ -159,10 +159,12 @@ extern "C" __global__ void penalise(PenaltyArgs a, float* logits, const Wanted* 
     }
 }
 
-// Ids that a part keeps, and how many nats below the best they may be.
-static const u32 NEAREST = 128;
-static const u32 RECORD = 2 + NEAREST;
-__device__ const float NEAR = 12.0f;
+// Ids that a part keeps, and how many nats below the best they may be: 12, or as many halves of that as it takes for them to
+// be few enough.
+static const u32 NEAREST = 128, LEVELS = 10;
+static const u32 RECORD = 3 + NEAREST;
+
+__device__ inline float near_limit(float best, u32 level) { return best - 12.0f / (float)(1u << level); }
 
 struct DrawArgs {
     u32 rows, base, vocab, parts;
@@ -174,7 +176,7 @@ __device__ inline float tempered(float v, float best, float floor, float tempera
 
 extern "C" __global__ void gather(DrawArgs a, const float* logits, const u32* bests, const u32* changed, const Wanted* wanted,
                                   const Row* rows, const Draw* draws, u32* candidates) {
-    __shared__ u32 counts[WARPS];
+    __shared__ u32 counts[WARPS][LEVELS];
     __shared__ float sums[WARPS];
     u32 t = threadIdx.x, lane = t % 32, warp = t / 32;
     Wanted w = wanted[blockIdx.y];
@@ -185,36 +187,49 @@ extern "C" __global__ void gather(DrawArgs a, const float* logits, const u32* be
     Best best = of_parts(w.kind & PENALISED ? changed : bests, blockIdx.y, a.parts, lane, total);
     u32 share = (a.vocab + a.parts - 1) / a.parts, first = blockIdx.x * share, end = min(first + share, a.vocab);
     const float* mine = logits + (u64)blockIdx.y * a.vocab;
-    u32 count = 0;
+    u32 count[LEVELS];
+#pragma unroll
+    for (u32 k = 0; k < LEVELS; k++) count[k] = 0;
     float weight = 0.0f;
-    for (u32 i = first + t; i < end; i += THREADS)
+    for (u32 i = first + t; i < end; i += THREADS) {
+        float v = mine[i];
         // False for NaN and for what is impossible.
-        if (mine[i] > negative_infinity()) {
-            weight += tempered(mine[i], best.value, draw.floor, draw.temperature);
-            count += mine[i] >= best.value - NEAR ? 1 : 0;
-        }
-    u32 place = warp_prefix(count, lane) - count;
-    count = warp_sum_u32(count);
+        if (!(v > negative_infinity())) continue;
+        weight += tempered(v, best.value, draw.floor, draw.temperature);
+#pragma unroll
+        for (u32 k = 0; k < LEVELS; k++) count[k] += v >= near_limit(best.value, k) ? 1 : 0;
+    }
+#pragma unroll
+    for (u32 k = 0; k < LEVELS; k++) {
+        u32 here = warp_sum_u32(count[k]);
+        if (lane == 0) counts[warp][k] = here;
+    }
     weight = warp_sum(weight);
-    if (lane == 0) {
-        counts[warp] = count;
-        sums[warp] = weight;
-    }
+    if (lane == 0) sums[warp] = weight;
     __syncthreads();
-    u32 all = 0;
-    weight = 0.0f;
-    for (u32 s = 0; s < WARPS; s++) {
-        place += s < warp ? counts[s] : 0;
-        all += counts[s];
-        weight += sums[s];
+    // The widest level that leaves few enough.
+    u32 level = LEVELS, kept = 0;
+    for (u32 k = 0; k < LEVELS && level == LEVELS; k++) {
+        kept = 0;
+        for (u32 s = 0; s < WARPS; s++) kept += counts[s][k];
+        if (kept <= NEAREST) level = k;
     }
+    weight = 0.0f;
+    for (u32 s = 0; s < WARPS; s++) weight += sums[s];
     u32* record = candidates + ((u64)blockIdx.y * a.parts + blockIdx.x) * RECORD;
     if (t == 0) {
-        record[0] = all;
+        record[0] = level == LEVELS ? NONE : kept;
         record[1] = __float_as_uint(weight);
+        record[2] = level;
     }
-    for (u32 i = first + t; i < end && all <= NEAREST; i += THREADS)
-        if (mine[i] > negative_infinity() && mine[i] >= best.value - NEAR) record[2 + place++] = i;
+    if (level == LEVELS) return;
+    u32 own = 0;
+#pragma unroll
+    for (u32 k = 0; k < LEVELS; k++) own = k == level ? count[k] : own;
+    u32 place = warp_prefix(own, lane) - own;
+    for (u32 s = 0; s < warp; s++) place += counts[s][level];
+    for (u32 i = first + t; i < end && own > 0; i += THREADS)
+        if (mine[i] > negative_infinity() && mine[i] >= near_limit(best.value, level)) record[3 + place++] = i;
 }
 
 // Logits to be looked at: all of a row, or those that its parts keep.
@@ -257,13 +272,17 @@ __device__ inline void add(const Source& s, u32 id, const Query& q, float* bins)
     for (u32 b = 0; b < 16; b++) bins[b] += b == digit ? w : 0.0f;
 }
 
-// What the threads of a block share, and which half of it is theirs to write next: one is read while the other is written.
+// The block that draws is a large one: it may have to look at every logit.
+static const u32 DRAWERS = 1024, DRAW_WARPS = 32;
+
+// What its threads share, and which half of it is theirs to write next: one is read while the other is written.
 struct Shared {
     float* bins;
+    float* all;
     u32 turn, t, lane, warp;
 };
 
-static const u32 HALF = WARPS * 16;
+static const u32 HALF = DRAW_WARPS * 16;
 
 // One look at all of them: what each digit has, in every thread.
 __device__ __noinline__ void tally(const Source& s, const Query& q, Shared& h, float* all) {
@@ -271,14 +290,14 @@ __device__ __noinline__ void tally(const Source& s, const Query& q, Shared& h, f
 #pragma unroll
     for (u32 b = 0; b < 16; b++) bins[b] = 0.0f;
     if (s.near != 0) {
-        for (u32 p = h.warp; p < s.parts; p += WARPS) {
+        for (u32 p = h.warp; p < s.parts; p += DRAW_WARPS) {
             const u32* record = s.records + p * RECORD;
-            for (u32 i = h.lane; i < record[0]; i += 32) add(s, record[2 + i], q, bins);
+            for (u32 i = h.lane; i < record[0]; i += 32) add(s, record[3 + i], q, bins);
         }
     } else {
-        for (u32 i = h.t; i < s.vocab; i += THREADS) add(s, i, q, bins);
+        for (u32 i = h.t; i < s.vocab; i += DRAWERS) add(s, i, q, bins);
     }
-    float* mine = h.bins + h.turn * HALF;
+    float *mine = h.bins + h.turn * HALF, *sums = h.all + h.turn * 16;
     h.turn ^= 1;
 #pragma unroll
     for (u32 b = 0; b < 16; b++) {
@@ -286,10 +305,14 @@ __device__ __noinline__ void tally(const Source& s, const Query& q, Shared& h, f
         if (h.lane == 0) mine[h.warp * 16 + b] = sum;
     }
     __syncthreads();
-    for (u32 b = 0; b < 16; b++) {
-        all[b] = 0.0f;
-        for (u32 g = 0; g < WARPS; g++) all[b] += mine[g * 16 + b];
+    if (h.warp == 0) {
+        float sum = 0.0f;
+        for (u32 g = h.lane / 16; g < DRAW_WARPS; g += 2) sum += mine[g * 16 + h.lane % 16];
+        sum += __shfl_xor_sync(ALL, sum, 16);
+        if (h.lane < 16) sums[h.lane] = sum;
     }
+    __syncthreads();
+    for (u32 b = 0; b < 16; b++) all[b] = sums[b];
 }
 
 __device__ inline float everything(const Source& s, Query q, Shared& h) {
@@ -361,7 +384,7 @@ __device__ inline float uniform_at(const Draw& draw, u32 pos) {
 }
 
 // Without top-k and top-p the draw goes through the ids in their order: first to the part in which it ends, then in steps of
-// 256 to the id.
+// a block to the id.
 __device__ __noinline__ u32 by_order(const DrawArgs& a, const Draw& draw, const float* mine, const u32* records, Best best, float u,
                                      Shared& h, u32* found) {
     float sum = 0.0f, before = 0.0f;
@@ -378,7 +401,7 @@ __device__ __noinline__ u32 by_order(const DrawArgs& a, const Draw& draw, const 
         }
     }
     u32 share = (a.vocab + a.parts - 1) / a.parts, first = part * share, end = min(first + share, a.vocab);
-    for (u32 i0 = first; i0 < end; i0 += THREADS) {
+    for (u32 i0 = first; i0 < end; i0 += DRAWERS) {
         u32 i = i0 + h.t;
         bool usable = i < end && mine[min(i, end - 1)] > negative_infinity();
         float w = usable ? tempered(mine[i], best.value, draw.floor, draw.temperature) : 0.0f;
@@ -388,18 +411,18 @@ __device__ __noinline__ u32 by_order(const DrawArgs& a, const Draw& draw, const 
         if (h.lane == 0) sums[h.warp] = here;
         __syncthreads();
         // The warp in which the target is passed; the last of anything where rounding lets none.
-        bool at_end = i0 + THREADS >= end;
-        u32 who = WARPS;
+        bool at_end = i0 + DRAWERS >= end;
+        u32 who = DRAW_WARPS;
         float at = before, behind = before;
-        for (u32 g = 0; g < WARPS; g++) {
-            if (sums[g] > 0.0f && (who == WARPS || at <= target)) {
+        for (u32 g = 0; g < DRAW_WARPS; g++) {
+            if (sums[g] > 0.0f && (who == DRAW_WARPS || at <= target)) {
                 bool passed = at + sums[g] > target;
                 behind = passed || at_end ? at : behind;
                 who = passed || at_end ? g : who;
             }
             at += sums[g];
         }
-        if (who < WARPS) {
+        if (who < DRAW_WARPS) {
             if (h.warp == who) {
                 u32 passing = w > 0.0f && behind + up_to > target ? i : NONE, last = w > 0.0f ? i : 0;
                 for (u32 d = 16; d > 0; d /= 2) {
@@ -422,17 +445,23 @@ __device__ __noinline__ u32 by_value(const DrawArgs& a, const Draw& draw, const 
                                      float u, Shared& h) {
     Source s = {mine, records, a.vocab, a.parts, 1};
     Query q = {0, NONE, 0, 0, 0, 0, MASS, best.value, draw.temperature};
-    u32 near = 0;
+    // All parts have what is as near as in the part that is strictest.
+    u32 level = 0;
     for (u32 p = 0; p < a.parts; p++) {
-        u32 n = records[p * RECORD];
-        near += n;
-        s.near = n > NEAREST ? 0 : s.near;
+        level = max(level, records[p * RECORD + 2]);
+        s.near = records[p * RECORD] == NONE ? 0 : s.near;
     }
     // The near ones alone must be enough for the rule, else it takes all.
-    if (s.near != 0 && draw.top_k != 0)
-        s.near = near >= draw.top_k ? 1 : 0;
-    else if (s.near != 0)
-        s.near = everything(s, q, h) >= draw.top_p * total ? 1 : 0;
+    if (s.near != 0) {
+        q.cut = ordered(near_limit(best.value, level));
+        q.what = draw.top_k != 0 ? COUNT : MASS;
+        float enough = draw.top_k != 0 ? (float)draw.top_k : draw.top_p * total;
+        if (everything(s, q, h) < enough) {
+            s.near = 0;
+            q.cut = 0;
+        }
+        q.what = MASS;
+    }
     float above;
     if (draw.top_k != 0) {
         q.what = COUNT;
@@ -466,12 +495,12 @@ __device__ __noinline__ u32 by_value(const DrawArgs& a, const Draw& draw, const 
     return tie_number(s, q, key, number + 1, h);
 }
 
-extern "C" __global__ void draw_token(DrawArgs a, const float* logits, const u32* bests, const u32* changed, const Wanted* wanted,
+extern "C" __global__ void __launch_bounds__(DRAWERS) draw_token(DrawArgs a, const float* logits, const u32* bests, const u32* changed, const Wanted* wanted,
                                       const Row* rows, const Draw* draws, const u32* candidates, u32* choices) {
-    __shared__ float bins[2 * HALF];
+    __shared__ float bins[2 * HALF], sums[2 * 16];
     __shared__ u32 found;
     u32 ix = blockIdx.x;
-    Shared h = {bins, 0, threadIdx.x, threadIdx.x % 32, threadIdx.x / 32};
+    Shared h = {bins, sums, 0, threadIdx.x, threadIdx.x % 32, threadIdx.x / 32};
     Wanted w = wanted[ix];
     Row row = rows[a.base + w.row];
     if (!(w.kind & DRAWN) || row.left == 0) return;

@@ -2,9 +2,10 @@
 
 use fornax_gguf::TensorType;
 use fornax_plan::reference::ReferenceDevice;
+use fornax_plan::sample::uniform;
 use fornax_plan::{
-    BlockId, Device, Limits, SampleParams, SeqStep, SlotId, StepOutput, TokenOut, Tokens, Want,
-    conformance,
+    BlockId, Device, Hyper, Limits, Linear, Op, Plan, SampleParams, SeqStep, SlotId, StepOutput,
+    TokenId, TokenOut, Tokens, Want, WeightRef, conformance,
 };
 
 use crate::CudaDevice;
@@ -105,4 +106,85 @@ fn every_cut_gives_the_tokens_of_the_reference_and_greedy_rows_run_beside() {
         SampleParams { top_k: 1_000_000, seed: 3, ..base },
         SampleParams { top_p: 0.0, seed: 4, ..base },
     ]);
+}
+
+/// Logits of a vocabulary of several parts, straight from the embedding: all much alike for even tokens, few that count for
+/// odd ones.
+fn large() -> Plan {
+    let (vocab, width) = (9_001u32, 8u32);
+    let hyper = Hyper { family: "draws".into(), vocab, width, context: 64 };
+    let mut p = Plan::new(hyper);
+    let value = |seed, i| 2.0 * uniform(seed, i) - 1.0;
+    let scale = |i: u32| if (i / width).is_multiple_of(2) { 0.3 } else { 6.0 };
+    let table: Vec<f32> = (0..vocab * width).map(|i| scale(i) * value(1, i)).collect();
+    let head: Vec<f32> = (0..vocab * width).map(|i| value(2, i)).collect();
+    let table = p.weight(WeightRef::from_f32("table", vocab, width, &table));
+    let weight = p.weight(WeightRef::from_f32("head", vocab, width, &head));
+    let x = p.value("x", width);
+    p.push(Op::Embed { table, scale: 1.0, out: x });
+    let last = p.wanted_value("last", width);
+    p.push(Op::SelectRows { x, out: last });
+    let logits = p.wanted_value("logits", vocab);
+    let linear = Linear { weight, bias: None };
+    p.push(Op::Logits { x: last, linear, scale: 1.0, softcap: None, out: logits });
+    p.push(Op::Sample { logits });
+    p
+}
+
+/// The token after each of these, by each of these parameters: every one a sequence.
+fn after(device: &dyn Device, plan: &Plan, all: &[(TokenId, SampleParams)]) -> Vec<TokenId> {
+    let n = all.len() as u32;
+    let limits = Limits { slots: n, rows: n, wanted: n, ..Limits::default() };
+    let mut program = device.prepare(plan, &limits).unwrap();
+    let tokens: Vec<[TokenId; 1]> = all.iter().map(|a| [a.0]).collect();
+    let steps: Vec<SeqStep<'_>> = (0..all.len())
+        .map(|i| SeqStep {
+            slot: SlotId(i as u32),
+            tokens: Tokens::Host(&tokens[i]),
+            pos: 0,
+            tables: &[],
+            wants: &[(0..1, Want::Token { logprob: false })],
+            sample: Some(all[i].1),
+            max_new: 1,
+            stop: &[],
+        })
+        .collect();
+    let mut out = StepOutput::default();
+    let ticket = program.submit(&steps).unwrap();
+    program.wait(ticket, &mut out).unwrap();
+    out.tokens.iter().map(|t| t.token).collect()
+}
+
+#[test]
+fn flat_and_steep_rows_of_a_large_vocabulary_are_drawn_alike() {
+    let plan = large();
+    let mut all = Vec::new();
+    for (top_k, top_p, min_p) in [
+        (0, 1.0, 0.0),
+        (40, 1.0, 0.0),
+        (40, 0.95, 0.05),
+        (0, 0.3, 0.0),
+        (0, 0.97, 0.0),
+        (0, 1.0, 0.6),
+        (700, 0.5, 0.0),
+        (5_000, 1.0, 0.0),
+    ] {
+        for seed in 0..4 {
+            let base = SampleParams { temperature: 0.9, seed, ..SampleParams::default() };
+            let token = 10 + (all.len() as u32 + seed as u32) % 7;
+            all.push((token, SampleParams { top_k, top_p, min_p, ..base }));
+        }
+    }
+    let (device, _) = CudaDevice::on_the_cpu();
+    let have = after(&device, &plan, &all);
+    let want = after(&ReferenceDevice::default(), &plan, &all);
+    for ((h, w), asked) in have.iter().zip(&want).zip(&all) {
+        assert_eq!(h, w, "{asked:?}");
+    }
+    let best = after(
+        &device,
+        &plan,
+        &all.iter().map(|a| (a.0, SampleParams::default())).collect::<Vec<_>>(),
+    );
+    assert!(have.iter().zip(&best).filter(|(h, b)| h != b).count() > 16, "most are not the best");
 }

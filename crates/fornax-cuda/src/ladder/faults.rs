@@ -44,7 +44,10 @@ fn memory_that_runs_out_is_told_with_what_is_needed_what_is_free_and_what_helps(
     control.room(1 << 24);
     let many = Limits { kv_blocks: 100_000, ..limits.clone() };
     let told = refused(&device, &case, &many).to_string();
-    assert!(told.contains("smaller --ctx or --max-running, or --kv-type q8_0"), "{told}");
+    assert!(
+        told.contains("smaller --kv-memory, --ctx or --max-running, or --kv-type q8_0"),
+        "{told}"
+    );
     assert_eq!(control.used(), 0);
     // Enough for what is counted, and not for all: the allocation itself is told.
     let most = device.prepare(&case.plan, &limits).unwrap();

@@ -9,7 +9,7 @@ use crate::args::families::{DrawArgs, NoteArgs, PenaltyArgs, PickArgs, SurveyArg
 use crate::feed::{DRAWN, PENALISED};
 
 /// Words that the kernels keep of a part of a row: see sample.cu.
-const RECORD: u32 = 2 + 128;
+const RECORD: u32 = 3 + 128;
 /// Logits of a part of a row.
 const PART: u32 = 4096;
 
@@ -61,7 +61,7 @@ impl Builder<'_> {
         let mut places = vec![from, best, changed, Place::Wanted, rows, draws, near];
         self.sample(at, "gather", wide, constants.clone(), places.clone(), DRAWN)?;
         places.push(drawn);
-        self.sample(at, "draw_token", (Grid::Rows, 256), constants, places, DRAWN)?;
+        self.sample(at, "draw_token", (Grid::Rows, 1024), constants, places, DRAWN)?;
         let constants =
             PickArgs { rows: 0, base: 0, vocab, parts, stride, out_first, out_next }.words();
         let places = [from, best, changed, drawn, Place::Wanted, rows, history, draws];

@@ -41,7 +41,7 @@ pub(super) fn check(gpu: &Gpu, plan: &Plan, limits: &Limits) -> Result<()> {
     } else if kv > free.saturating_sub(weights) / 2 {
         let smaller =
             if limits.kv_type == fornax_plan::KvType::Q8_0 { "" } else { ", or --kv-type q8_0" };
-        format!("use a smaller --ctx or --max-running{smaller}")
+        format!("use a smaller --kv-memory, --ctx or --max-running{smaller}")
     } else {
         format!("use a smaller --max-running (a step has up to {rows} rows)")
     };
