@@ -35,7 +35,9 @@ const HEAD: &str = "# Speed beside llama.cpp
 Written by `cargo xtask docs` from `bench/receipts/*.json`, which `fornax bench --against llama.cpp --receipt FILE` writes
 (`scripts/bench-table.sh` makes all of them). Both engines read the same file and run in turns within one sitting, the same
 number of threads each; medians of the rounds, and the spread from lowest to highest. llama.cpp is built by clang 19.
-The bound is that of reading the weights once for each token at the rate of a read-only stream over a buffer of their size.
+The bound of generation is that of reading the weights once for each token at the rate of a read-only stream over a buffer
+of their size, \"cached\" where that fits the last-level cache; that of a prompt is what the same threads multiply and add of
+8-bit integers in registers, with VNNI and with AMX. Both are measured before every round.
 
 | model | test | fornax, tokens/s | llama.cpp | ratio | of the bound | machine |
 | --- | --- | --- | --- | --- | --- | --- |
@@ -63,14 +65,20 @@ fn rows(page: &mut String, receipt: &Value) -> Result<()> {
             None | Some(0) => String::new(),
             Some(depth) => format!(" at depth {depth}"),
         };
-        let share = if name == "generation" {
-            format!("{:.0} %", 100.0 * median(&ours) * bytes / read)
-        } else {
-            String::new()
+        let cached = if receipt["read_from_cache"] == true { ", cached" } else { "" };
+        let share = match name.as_str() {
+            "generation" => format!("{:.0} %{cached}", 100.0 * median(&ours) * bytes / read),
+            "prompt" => of_probes(receipt, median(&ours))?,
+            _ => String::new(),
         };
+        let times = match test["sequences"].as_u64() {
+            None | Some(1) => String::new(),
+            Some(n) => format!("{n} x "),
+        };
+        let kv = test["kv_type"].as_str().map_or(String::new(), |kv| format!(", {kv} cache"));
         writeln!(
             page,
-            "| {model} | {name} {}{depth} | {} | {} | {:.2} | {share} | {place} |",
+            "| {model} | {name} {times}{}{depth}{kv} | {} | {} | {:.2} | {share} | {place} |",
             test["tokens"],
             spread(&ours),
             spread(&theirs),
@@ -78,6 +86,19 @@ fn rows(page: &mut String, receipt: &Value) -> Result<()> {
         )?;
     }
     Ok(())
+}
+
+/// A prompt's share of what VNNI and AMX multiply and add in registers.
+fn of_probes(receipt: &Value, tokens: f64) -> Result<String> {
+    let Some(ops) = receipt["ops_per_prompt_token"].as_f64() else { return Ok(String::new()) };
+    let mut shares = Vec::new();
+    for (name, key) in [("VNNI", "vnni_tops"), ("AMX", "amx_tops")] {
+        let tops = list(&receipt[key])?;
+        if !tops.is_empty() {
+            shares.push(format!("{:.0} % of {name}", tokens * ops / median(&tops) / 1e10));
+        }
+    }
+    Ok(shares.join(", "))
 }
 
 fn list(of: &Value) -> Result<Vec<f64>> {
@@ -113,12 +134,19 @@ mod tests {
         let receipt = json!({
             "model": "m.gguf", "weight_bytes_per_token": 1e9, "fornax": "fornax 1 on avx2", "threads": 2,
             "machine": { "processor": "P", "cores": 2 }, "read_gb_per_s": [10.0, 30.0, 20.0],
+            "ops_per_prompt_token": 2e9, "vnni_tops": [0.5], "amx_tops": [],
             "tests": [{ "name": "generation", "tokens": 64, "depth": 0, "fornax": [9.0, 10.0, 11.0],
-                        "peer": [4.0, 5.0, 6.0] }]
+                        "peer": [4.0, 5.0, 6.0] },
+                      { "name": "prompt", "tokens": 512, "depth": 0, "fornax": [150.0], "peer": [50.0] },
+                      { "name": "decoding", "tokens": 32, "sequences": 16, "fornax": [40.0], "peer": [20.0] }]
         });
         let mut page = String::new();
         rows(&mut page, &receipt)?;
         let expected = "| m.gguf | generation 64 | 10.0 (9.0 to 11.0) | 5.0 (4.0 to 6.0) | 2.00 | 50 % \
+                        | P, 2 threads, avx2 |\n\
+                        | m.gguf | prompt 512 | 150.0 (150.0 to 150.0) | 50.0 (50.0 to 50.0) | 3.00 | 60 % of VNNI \
+                        | P, 2 threads, avx2 |\n\
+                        | m.gguf | decoding 16 x 32 | 40.0 (40.0 to 40.0) | 20.0 (20.0 to 20.0) | 2.00 |  \
                         | P, 2 threads, avx2 |\n";
         assert_eq!(page, expected);
         Ok(())

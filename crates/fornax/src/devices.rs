@@ -34,6 +34,13 @@ pub(crate) struct ReadRate {
     pub(crate) cache_resident: bool,
 }
 
+/// Multiplications and additions a second; none where the processor has no such instructions.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct OpRates {
+    pub(crate) vnni: Option<f64>,
+    pub(crate) amx: Option<f64>,
+}
+
 /// Reading more than this tells nothing new and costs the start time.
 const READ_BYTES_MAX: u64 = 512 << 20;
 
@@ -123,6 +130,15 @@ impl Opened {
         let cache_resident = fornax_cpu::last_level_cache().is_some_and(|cache| bytes <= cache);
         let bytes_per_s = cpu.read_rate(bytes.min(READ_BYTES_MAX) as usize)?;
         Ok(Some(ReadRate { bytes_per_s, cache_resident }))
+    }
+
+    /// What the threads multiply and add of 8-bit integers in registers; nothing where the CPU is not the device.
+    ///
+    /// # Errors
+    /// When a thread failed.
+    pub(crate) fn op_rates(&self) -> Result<OpRates> {
+        let Opened::Cpu(cpu) = self else { return Ok(OpRates::default()) };
+        Ok(OpRates { vnni: cpu.vnni_rate()?, amx: cpu.amx_rate()? })
     }
 }
 

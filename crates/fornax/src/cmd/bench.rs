@@ -55,7 +55,7 @@ pub(crate) fn bench(config: &Config, flags: &Bench) -> Result<()> {
     if let Some(url) = &flags.server.serve {
         return super::bench_serve::bench(flags, url);
     }
-    if !flags.batch.is_empty() || flags.trace.is_some() {
+    if flags.against.is_none() && (!flags.batch.is_empty() || flags.trace.is_some()) {
         return super::bench_batch::bench(config, flags);
     }
     if flags.p == 0 && flags.n == 0 {

@@ -171,21 +171,7 @@ fn repeat(
     arrivals: &[Arrival],
     flags: &Bench,
 ) -> Result<(Run, Vec<Vec<u32>>)> {
-    let longest = arrivals.iter().map(|a| a.prompt_len.saturating_add(a.gen_len as usize)).max();
-    let context = u32::try_from(longest.unwrap_or(1))
-        .context("a request of more than 32 bits of positions")?;
-    let other = opened.laid_out(config, context)?;
-    let device = other.as_ref().unwrap_or(opened).device();
-    let options = ServeOptions {
-        max_running: batch,
-        max_queue: arrivals.len(),
-        context,
-        kv_type: opened.kv_type(config),
-        act: devices::act(config),
-        speculate: !flags.no_speculation,
-        ..ServeOptions::default()
-    };
-    let engine = Engine::start(model.clone(), device, options)?;
+    let engine = engine(config, opened, model, batch, arrivals, !flags.no_speculation)?;
     let mut best: Option<Run> = None;
     let mut first: Vec<Vec<u32>> = Vec::new();
     for round in 0..flags.r {
@@ -204,6 +190,68 @@ fn repeat(
     engine.shutdown(Duration::ZERO);
     let run = best.context("no round was asked for")?;
     Ok((Run { checksum: format!("{:016x}", checksum(&first.concat())), ..run }, first))
+}
+
+/// Requests that decode in step, for a race.
+pub(super) struct Together {
+    engine: EngineHandle,
+    arrivals: Vec<Arrival>,
+    rounds: u32,
+}
+
+impl Together {
+    /// So many sequences of a prompt and an answer of these lengths; nothing is guessed ahead.
+    ///
+    /// # Errors
+    /// When the model cannot run.
+    pub(super) fn new(
+        config: &Config,
+        opened: &Opened,
+        model: Model,
+        sequences: usize,
+        (prompt_len, gen_len): (usize, u32),
+    ) -> Result<Together> {
+        let arrivals = vec![Arrival { prompt_len, gen_len, arrival_step: 0 }; sequences];
+        let engine = engine(config, opened, &Arc::new(model), sequences, &arrivals, false)?;
+        Ok(Together { engine, arrivals, rounds: 0 })
+    }
+
+    /// Tokens a second of all of them while all decode.
+    ///
+    /// # Errors
+    /// When a request fails, or is over before the last has begun.
+    pub(super) fn round(&mut self) -> Result<f64> {
+        let seen = play(&self.engine, &self.arrivals, self.rounds)?;
+        self.rounds += 1;
+        decode_rate(&seen).context("there was no time in which all sequences decoded")
+    }
+}
+
+/// An engine for so many of these requests at once.
+fn engine(
+    config: &Config,
+    opened: &Opened,
+    model: &Arc<Model>,
+    batch: usize,
+    arrivals: &[Arrival],
+    speculate: bool,
+) -> Result<EngineHandle> {
+    let longest = arrivals.iter().map(|a| a.prompt_len.saturating_add(a.gen_len as usize)).max();
+    let context = u32::try_from(longest.unwrap_or(1))
+        .context("a request of more than 32 bits of positions")?;
+    let other = opened.laid_out(config, context)?;
+    let device = other.as_ref().unwrap_or(opened).device();
+    let options = ServeOptions {
+        max_running: batch,
+        max_queue: arrivals.len(),
+        context,
+        kv_type: opened.kv_type(config),
+        act: devices::act(config),
+        speculate,
+        deterministic: config.deterministic,
+        ..ServeOptions::default()
+    };
+    Ok(Engine::start(model.clone(), device, options)?)
 }
 
 /// The prompt of a request: no two of one round begin alike, and none as in another round.

@@ -18,6 +18,16 @@ pub(super) struct Work {
     pub(super) prompt: usize,
     pub(super) generate: usize,
     pub(super) depth: usize,
+    /// Sequences of the part that decodes many at once, their prompts' tokens and what each generates.
+    pub(super) batch: Option<Together>,
+}
+
+/// Sequences that decode in step.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Together {
+    pub(super) sequences: usize,
+    pub(super) prompt: usize,
+    pub(super) generate: usize,
 }
 
 /// Seconds of each part.
@@ -25,6 +35,8 @@ pub(super) struct Work {
 pub(super) struct Round {
     pub(super) prompt_s: Option<f64>,
     pub(super) generate_s: Option<f64>,
+    /// For as many steps as each sequence generates tokens.
+    pub(super) batch_s: Option<f64>,
 }
 
 #[derive(Deserialize)]
@@ -61,7 +73,9 @@ impl Peer {
             Some(python) => python.to_owned(),
             None => usual_python(config)?,
         };
-        let numbers = [work.prompt, work.generate, work.depth, threads as usize];
+        let batch = work.batch.map_or([0; 3], |b| [b.sequences, b.prompt, b.generate]);
+        let numbers =
+            [work.prompt, work.generate, work.depth, threads as usize].into_iter().chain(batch);
         let mut child = Command::new(&python)
             .args(["-c", DRIVER])
             .arg(model)

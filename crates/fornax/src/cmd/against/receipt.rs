@@ -23,6 +23,14 @@ pub(super) struct Receipt {
     pub(super) tests: Vec<Test>,
     /// A read-only stream over a buffer of the weights' size by the same threads, before each round.
     pub(super) read_gb_per_s: Vec<f64>,
+    /// The buffer fits the last-level cache, so that the rate is the cache's.
+    pub(super) read_from_cache: bool,
+    /// Multiplications and additions with weights that one prompt token costs.
+    pub(super) ops_per_prompt_token: f64,
+    /// What the same threads multiply and add of 8-bit integers in registers, 10¹² a second, before each round; empty
+    /// where the processor has no such instructions.
+    pub(super) vnni_tops: Vec<f64>,
+    pub(super) amx_tops: Vec<f64>,
     /// Of the fornax process, the buffer of that stream included.
     pub(super) peak_bytes: Option<u64>,
 }
@@ -40,7 +48,12 @@ pub(super) struct Test {
     name: String,
     tokens: usize,
     depth: usize,
-    /// Tokens a second, in the order of the rounds.
+    /// Sequences that take a token in each step.
+    sequences: usize,
+    /// How fornax keeps keys and values where that is not f16, which the other side always has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv_type: Option<&'static str>,
+    /// Tokens a second of all sequences, in the order of the rounds.
     fornax: Vec<f64>,
     peer: Vec<f64>,
     fornax_median: f64,
@@ -80,6 +93,8 @@ impl Test {
             name: name.to_owned(),
             tokens,
             depth,
+            sequences: 1,
+            kv_type: None,
             fornax_median,
             peer_median,
             ratio: fornax_median / peer_median,
@@ -88,12 +103,25 @@ impl Test {
         }
     }
 
+    /// The same of so many sequences at once.
+    pub(super) fn of_sequences(self, sequences: usize) -> Test {
+        Test { sequences, ..self }
+    }
+
+    /// The same with fornax's keys and values kept in that way.
+    pub(super) fn with_kv(self, kv_type: Option<&'static str>) -> Test {
+        Test { kv_type, ..self }
+    }
+
     fn text(&self) -> String {
         let spread = |all: &[f64]| {
             let low = all.iter().copied().fold(f64::INFINITY, f64::min);
             format!("{low:.1} to {:.1}", all.iter().copied().fold(0.0, f64::max))
         };
-        let name = format!("{} {}", self.name, self.tokens);
+        let name = match self.sequences {
+            1 => format!("{} {}", self.name, self.tokens),
+            n => format!("{} {n} x {}", self.name, self.tokens),
+        };
         format!(
             "{name:<16} {:>10.1} {:>10.1} {:>7.2}   {}; {}\n",
             self.fornax_median,
@@ -134,8 +162,20 @@ impl Receipt {
             let rate = median(&self.read_gb_per_s);
             let bound = rate * 1e9 / self.weight_bytes_per_token as f64;
             text += &format!(
-                "a buffer of the weights' size is read at {rate:.1} GB/s, so {bound:.1} tokens/s at most\n"
+                "a buffer of the weights' size is read at {rate:.1} GB/s{}, so {bound:.1} tokens/s at most\n",
+                if self.read_from_cache { " from the last-level cache" } else { "" }
             );
+        }
+        for (name, tops) in [("VNNI", &self.vnni_tops), ("AMX", &self.amx_tops)] {
+            if let (false, Some(prompt)) =
+                (tops.is_empty(), self.tests.iter().find(|t| t.name == "prompt"))
+            {
+                let rate = median(tops);
+                let share = prompt.fornax_median * self.ops_per_prompt_token / rate / 1e10;
+                text += &format!(
+                    "{name} multiplies and adds {rate:.2} TOPS in registers; the prompt is {share:.0} % of it\n"
+                );
+            }
         }
         text
     }
