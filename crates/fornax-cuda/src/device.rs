@@ -68,6 +68,8 @@ impl Device for CudaDevice {
             act: ActMode::Q8,
             weight_types: kernels::WEIGHT_TYPES.to_vec(),
             in_flight: 2,
+            // Large GPUs, which have the memory for it, expand every matrix once a step.
+            step_rows: if self.gpu.units >= 100 { 2048 } else { 512 },
         }
     }
 
@@ -81,14 +83,8 @@ impl Device for CudaDevice {
 
     fn prepare(&self, plan: &Plan, limits: &Limits) -> Result<Box<dyn Program>> {
         let shape = Shape::new(plan, limits);
-        let prepared = prepare::prepare(
-            &self.gpu,
-            &self.compiler,
-            plan,
-            limits,
-            &shape,
-            self.long_from,
-        )?;
+        let prepared =
+            prepare::prepare(&self.gpu, &self.compiler, plan, limits, &shape, self.long_from)?;
         let program = CudaProgram::new(Arc::clone(&self.gpu), plan, limits, shape, prepared)?;
         Ok(Box::new(program))
     }

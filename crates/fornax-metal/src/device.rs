@@ -218,6 +218,7 @@ impl Device for MetalDevice {
             act: ActMode::F32,
             weight_types: library::WEIGHT_TYPES.to_vec(),
             in_flight: 2,
+            step_rows: 512,
         }
     }
 

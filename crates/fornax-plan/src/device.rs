@@ -90,6 +90,8 @@ pub struct DeviceInfo {
     pub weight_types: Vec<TensorType>,
     /// Tickets that may be under way at once; `submit` refuses one more.
     pub in_flight: u32,
+    /// Token rows of a step from which on further rows make a prompt no faster.
+    pub step_rows: u32,
 }
 
 /// Something that a device does not do, found at load and told by name.

@@ -30,7 +30,7 @@ pub struct ServeOptions {
     pub kv_type: KvType,
     /// The activation form; the device's own where absent.
     pub act: Option<ActMode>,
-    /// Token rows of one step at most.
+    /// Token rows of one step at most; 0 for as many as the device is fastest with.
     pub step_rows: u32,
     /// Milliseconds that a step may take while sequences decode; what they leave of it goes to
     /// prompts, and up to five times as much where more wait for a first token than decode.
@@ -56,7 +56,7 @@ impl Default for ServeOptions {
             kv_bytes: None,
             kv_type: KvType::F16,
             act: None,
-            step_rows: 512,
+            step_rows: 0,
             step_ms_busy: 30.0,
             step_ms_idle: 250.0,
             prefix_cache: true,

@@ -36,7 +36,8 @@ pub(super) fn size(
     let block = info.kv_block.max(1) as usize;
     let tokens = pool(plan, device, options, slots as u64)?;
     let blocks = u32::try_from(tokens.div_ceil(block as u64).max(1)).unwrap_or(u32::MAX);
-    let rows = (options.step_rows.max(1) as usize).max(slots).min(context.max(slots));
+    let asked = if options.step_rows == 0 { info.step_rows } else { options.step_rows };
+    let rows = (asked.max(1) as usize).max(slots).min(context.max(slots));
     let wanted = rows.min(slots.max(4 * (DRAFT_MAX + 1)));
     let state: usize = plan.states.iter().map(|s| 4 * s.len as usize).sum();
     let limits = Limits {

@@ -63,6 +63,7 @@ impl Device for ReferenceDevice {
             act: ActMode::F32,
             weight_types: fornax_gguf::TensorType::ALL.to_vec(),
             in_flight: 1,
+            step_rows: 512,
         }
     }
 

@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::against;
-use super::start::{CHUNK, Started};
+use super::start::Started;
 use crate::devices::{Opened, ReadRate};
 use crate::flags::high::Config;
 use crate::flags::low::{Bench, Rival};
@@ -112,7 +112,7 @@ pub(crate) fn bench(config: &Config, flags: &Bench) -> Result<()> {
         threads: info.threads,
         // A prompt reads the weights once for many tokens: its share of the read rate says how far it is from
         // being bound by memory.
-        pp: part(pp, flags.p, CHUNK.min(flags.p)),
+        pp: part(pp, flags.p, (info.step_rows as usize).min(flags.p)),
         tg: part(tg, flags.n, 1),
         checksum: format!("{:016x}", checksum(&ids)),
         peak_bytes: machine::peak_bytes(),

@@ -17,8 +17,6 @@ use crate::store::{Store, alias};
 
 /// Without `--ctx`, no more than this is set aside.
 const CONTEXT_DEFAULT: usize = 8192;
-/// Rows of one prefill step.
-pub(super) const CHUNK: usize = 512;
 /// Steps of a generation that `--profile` times again.
 const PROFILED: usize = 32;
 
@@ -41,7 +39,7 @@ pub(super) struct Started {
 pub(super) fn options(config: &Config, opened: &Opened, context: usize) -> SessionOptions {
     SessionOptions {
         context: Some(u32::try_from(context).unwrap_or(u32::MAX)),
-        chunk: CHUNK as u32,
+        chunk: opened.device().info().step_rows,
         kv_type: opened.kv_type(config),
         act: devices::act(config),
         deterministic: config.deterministic,
@@ -237,7 +235,7 @@ impl Started {
         session.reset();
         let [mut prefill, mut decode, mut prefill_kernels, mut decode_kernels] =
             [const { Vec::new() }; 4];
-        for chunk in prompt.chunks(CHUNK) {
+        for chunk in prompt.chunks(self.device().info().step_rows as usize) {
             // Bytes are those of one pass over the weights, whatever the rows.
             add(&mut prefill, session.profile(chunk)?);
             add(&mut prefill_kernels, session.kernel_times());
