@@ -24,7 +24,8 @@ fn bounded(text: String, most: usize) -> String {
     if text.len() <= most {
         return text;
     }
-    format!("{}…", &text[..text.floor_char_boundary(most)])
+    let end = (0..=most).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+    format!("{}…", &text[..end])
 }
 
 impl Refusal {
