@@ -34,6 +34,9 @@ struct Line {
     /// All that `--cpu-isa` takes here, slowest first.
     tiers: Vec<&'static str>,
     threads: u32,
+    /// Of a GPU that shares the machine's memory: as much as it should ever use.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    working_set_bytes: Option<u64>,
 }
 
 /// Prints a line for each device.
@@ -47,6 +50,7 @@ pub(crate) fn devices(config: &Config, flags: &Devices) -> Result<()> {
         tier: found.info.tier,
         tiers: found.tiers,
         threads: found.info.threads,
+        working_set_bytes: working_set(found.info.kind),
     });
     let report = Report {
         devices: lines.collect(),
@@ -63,16 +67,31 @@ pub(crate) fn devices(config: &Config, flags: &Devices) -> Result<()> {
         } else {
             format!(" of {}", line.tiers.join(", "))
         };
-        let _ = writeln!(
+        let _ = write!(
             text,
             "{:<10} {}: {}{tiers}; {} threads",
             line.kind, line.name, line.tier, line.threads
         );
+        let set = line.working_set_bytes.map(|b| format!("; working set {:.1} GB", b as f64 / 1e9));
+        let _ = writeln!(text, "{}", set.unwrap_or_default());
     }
     for Said { name, text: said } in report.report.iter().flatten() {
         let _ = writeln!(text, "{name}: {said}");
     }
     output::product(text.as_bytes())
+}
+
+/// What the system's GPU may use, before anything is loaded.
+#[cfg(unix)]
+fn working_set(kind: &str) -> Option<u64> {
+    use fornax_plan::Device;
+    let metal = || fornax_metal::MetalDevice::system().ok();
+    (kind == "metal").then(metal).flatten().and_then(|gpu| gpu.memory_free())
+}
+
+#[cfg(not(unix))]
+fn working_set(_: &str) -> Option<u64> {
+    None
 }
 
 /// This build, this machine, and the GPU or why there is none.
