@@ -212,6 +212,7 @@ impl Api for Cuda {
         let (grid, block) = ((form.grid.0, form.grid.1, 1), (form.threads, 1, 1));
         let (function, stream) = (function as sys::CUfunction, self.stream);
         if form.early {
+            // SAFETY: as this method's own.
             return unsafe { launch_early(function, form, stream, params) };
         }
         let queue =
