@@ -314,7 +314,7 @@ mod tests {
     }
 
     fn stage(plan: &Plan, op: &Op, normed: bool, at: &Places) -> Stage {
-        let rows = |l: &fornax_plan::Linear| plan.weights[l.weight.ix()].rows;
+        let rows = |l: fornax_plan::Linear| plan.weights[l.weight.ix()].rows;
         let linears = op.linears();
         let outs: u32 = linears.iter().map(rows).sum();
         let x = op.inputs().iter().next().unwrap();

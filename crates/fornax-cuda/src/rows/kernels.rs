@@ -51,8 +51,8 @@ pub(crate) fn cut(nb: u32, outs: u32, gated: bool) -> Cut {
 }
 
 /// Steps of a ring of a product.
-fn stages(wide: u32, threads: u32) -> u32 {
-    if wide == 1 || threads == 512 { 4 } else { 3 }
+fn stages(threads: u32) -> u32 {
+    if threads == 512 { 4 } else { 3 }
 }
 
 /// Bytes of a row of a step of weights beside plane A: plane B, fifth bits, scales; as the kernel has them.
@@ -73,14 +73,14 @@ pub(crate) fn product_bytes(ty: TensorType, tokens: u32, wide: u32, threads: u32
     let outs = 32 * wide;
     let step = outs * (128 + extra(ty)) + tokens * 256 + 2 * 8 * tokens * 4;
     let sums = threads / 32 / wide * tokens * (outs + 4) * 4;
-    (stages(wide, threads) * step).max(sums)
+    (stages(threads) * step).max(sums)
 }
 
 fn product_defines(tokens: u32, wide: u32, threads: u32) -> [Define; 4] {
     [
         Define::number("TOKENS", tokens),
         Define::number("WIDE", wide),
-        Define::number("STAGES", stages(wide, threads)),
+        Define::number("STAGES", stages(threads)),
         Define::number("THREADS_AT_ONCE", threads),
     ]
 }
