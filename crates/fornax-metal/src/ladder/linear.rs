@@ -47,14 +47,18 @@ impl Matrix {
     }
 }
 
-/// Holds each output to its bound, a share of ‖w‖·‖x‖.
-pub(super) fn within(what: &str, have: &[f32], want: &[f64], m: &Matrix, x: &[f32]) {
+/// What each output of a product may be off by, a share of ‖w‖·‖x‖.
+fn allowed(m: &Matrix, x: &[f32]) -> Vec<f64> {
     let norm = |v: &[f32]| v.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
     let rows: Vec<f64> = m.values.chunks(m.cols).map(norm).collect();
-    for (i, (h, w)) in have.iter().zip(want).enumerate() {
-        let size = rows[i % m.outs] * norm(&x[i / m.outs * m.cols..][..m.cols]);
-        // A hundredth of what the ladder allows: the fragments are floats too.
-        let bound = 5e-6 * size + 1e-6;
+    // A hundredth of what the ladder allows: the fragments are floats too.
+    let of = |x: &[f32]| rows.iter().map(|w| 5e-6 * w * norm(x) + 1e-6).collect::<Vec<f64>>();
+    x.chunks(m.cols).flat_map(of).collect()
+}
+
+/// Holds each output to its bound.
+pub(super) fn within(what: &str, have: &[f32], want: &[f64], m: &Matrix, x: &[f32]) {
+    for (i, ((h, w), bound)) in have.iter().zip(want).zip(allowed(m, x)).enumerate() {
         assert!((f64::from(*h) - w).abs() <= bound, "{what}: output {i} is {h}, expected {w}");
     }
 }
@@ -312,8 +316,20 @@ pub(super) fn gated(
     };
     let (g, u) = (add(&gate, 0, 1), add(&up, 1, 2));
     let want: Vec<f64> = g.iter().zip(&u).map(|(g, u)| activated(act, *g, *u)).collect();
-    let what = format!("gated {ty} {act} {rows}x{cols} {own:?}");
-    close(&what, &read_floats(&out, all * 17), &want, 2e-5);
+    let have = read_floats(&out, all * 17);
+    let [of_g, of_u] = [&gate, &up].map(|m| allowed(m, &x));
+    for (i, (h, w)) in have.iter().zip(&want).enumerate() {
+        // What the two products may be off by, through the activation; and the activation's own.
+        let ways = [(1.0, 1.0), (1.0, -1.0), (-1.0, 1.0), (-1.0, -1.0)];
+        let through =
+            ways.map(|(a, b)| (activated(act, g[i] + a * of_g[i], u[i] + b * of_u[i]) - w).abs());
+        let bound = through.into_iter().fold(0.0, f64::max) + 1e-5 * (1.0 + w.abs());
+        let off = (f64::from(*h) - w).abs();
+        assert!(
+            off <= bound,
+            "gated {ty} {act} {rows}x{cols} {own:?}: output {i} is {h}, expected {w} within {bound:.1e}"
+        );
+    }
 }
 
 #[test]
