@@ -88,3 +88,17 @@ fn without_a_compiler_the_emulator_says_what_is_missing() {
     let devices = ran(fornax(&home).arg("devices")).ok().stdout;
     assert!(!devices.contains("emulated"), "{devices}");
 }
+
+#[test]
+fn a_deterministic_gpu_gives_a_request_the_same_ids_beside_any_number_of_others() {
+    let home = Folder::new();
+    let mut command = fornax(&home);
+    if let Some(home) = std::env::var_os("HOME") {
+        command.env("HOME", home);
+    }
+    command
+        .args(["bench", "--batch", "1,3", "-p", "24", "-n", "5", "-r", "1", "--no-speculation"])
+        .args(["--json", "--device", "metal-emulated", "--deterministic", "-m"]);
+    let report = object(ran(command.arg(model("qwen3-q8_0"))));
+    assert_eq!((&report["device"], &report["same"]), (&"metal".into(), &true.into()), "{report}");
+}
