@@ -117,13 +117,9 @@ fn params(constants: &[u32], pointers: &[u64]) -> [*mut c_void; 32] {
     params
 }
 
-// SAFETY of the blocks below: the conditions are those of the trait.
-#[allow(
-    clippy::undocumented_unsafe_blocks,
-    reason = "every one passes on the trait's own condition"
-)]
 impl Api for Cuda {
     fn enter(&self) -> Done {
+        // SAFETY: the condition is the trait's.
         unsafe { result::ctx::set_current(self.context) }.map_err(fault)
     }
 
@@ -133,62 +129,78 @@ impl Api for Cuda {
     }
 
     fn alloc(&self, bytes: usize) -> Done<u64> {
+        // SAFETY: the condition is the trait's.
         unsafe { result::malloc_sync(bytes) }.map_err(fault)
     }
 
     unsafe fn free(&self, at: u64) {
+        // SAFETY: the condition is the trait's.
         let _ = unsafe { result::free_sync(at) };
     }
 
     fn alloc_host(&self, bytes: usize) -> Done<*mut u8> {
+        // SAFETY: the condition is the trait's.
         unsafe { result::malloc_host(bytes, 0) }.map(<*mut c_void>::cast).map_err(fault)
     }
 
     unsafe fn free_host(&self, at: *mut u8) {
+        // SAFETY: the condition is the trait's.
         let _ = unsafe { result::free_host(at.cast()) };
     }
 
     unsafe fn clear_queued(&self, at: u64, bytes: usize) -> Done {
+        // SAFETY: the condition is the trait's.
         unsafe { result::memset_d8_async(at, 0, bytes, self.stream) }.map_err(fault)
     }
 
     unsafe fn upload_queued(&self, to: u64, from: *const u8, bytes: usize) -> Done {
+        // SAFETY: the condition is the trait's.
         let from = unsafe { std::slice::from_raw_parts(from, bytes) };
+        // SAFETY: the condition is the trait's.
         unsafe { result::memcpy_htod_async(to, from, self.stream) }.map_err(fault)
     }
 
     unsafe fn download_queued(&self, to: *mut u8, from: u64, bytes: usize) -> Done {
+        // SAFETY: the condition is the trait's.
         let to = unsafe { std::slice::from_raw_parts_mut(to, bytes) };
+        // SAFETY: the condition is the trait's.
         unsafe { result::memcpy_dtoh_async(to, from, self.stream) }.map_err(fault)
     }
 
     unsafe fn copy_queued(&self, to: u64, from: u64, bytes: usize) -> Done {
+        // SAFETY: the condition is the trait's.
         unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream) }.map_err(fault)
     }
 
     unsafe fn poke(&self, to: u64, word: u32) -> Done {
         // Pageable words are staged before the call returns.
+        // SAFETY: the condition is the trait's.
         unsafe { result::memcpy_htod_async(to, &[word], self.side) }
+            // SAFETY: the condition is the trait's.
             .and_then(|()| unsafe { result::stream::synchronize(self.side) })
             .map_err(fault)
     }
 
     fn finish(&self) -> Done {
+        // SAFETY: the condition is the trait's.
         unsafe { result::stream::synchronize(self.stream) }.map_err(fault)
     }
 
     fn module(&self, code: &[u8]) -> Done<usize> {
         // The image is whole, as the compiler made it; the driver checks its header.
+        // SAFETY: the condition is the trait's.
         let module = unsafe { result::module::load_data(code.as_ptr().cast()) };
         module.map(|m| m as usize).map_err(fault)
     }
 
     unsafe fn unload(&self, module: usize) {
+        // SAFETY: the condition is the trait's.
         let _ = unsafe { result::module::unload(module as sys::CUmodule) };
     }
 
     unsafe fn function(&self, module: usize, name: &str) -> Done<usize> {
         let text = CString::new(name).unwrap_or_default();
+        // SAFETY: the condition is the trait's.
         let function = unsafe { result::module::get_function(module as sys::CUmodule, text) };
         function.map(|f| f as usize).map_err(fault)
     }
@@ -196,6 +208,7 @@ impl Api for Cuda {
     unsafe fn allow_shared(&self, function: usize, bytes: u32) -> Done {
         use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as SIZE;
         let function = function as sys::CUfunction;
+        // SAFETY: the condition is the trait's.
         unsafe { result::function::set_function_attribute(function, SIZE, bytes as i32) }
             .map_err(fault)
     }
@@ -218,17 +231,21 @@ impl Api for Cuda {
         let queue =
             if form.together { result::launch_cooperative_kernel } else { result::launch_kernel };
         // The driver copies the parameters before it returns.
+        // SAFETY: the condition is the trait's.
         unsafe { queue(function, grid, block, form.shared, stream, params) }.map_err(fault)
     }
 
     fn begin_graph(&self) -> Done {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the condition is the trait's.
         unsafe { result::stream::begin_capture(self.stream, mode) }.map_err(fault)
     }
 
     fn end_graph(&self) -> Done<usize> {
+        // SAFETY: the condition is the trait's.
         let graph = unsafe { result::stream::end_capture(self.stream) }.map_err(fault)?;
         // The graph is destroyed once, after its instance is made.
+        // SAFETY: the condition is the trait's.
         let exec = unsafe {
             let exec = result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0));
             let destroyed = result::graph::destroy(graph);
@@ -238,10 +255,12 @@ impl Api for Cuda {
     }
 
     unsafe fn launch_graph(&self, graph: usize) -> Done {
+        // SAFETY: the condition is the trait's.
         unsafe { result::graph::launch(graph as sys::CUgraphExec, self.stream) }.map_err(fault)
     }
 
     unsafe fn free_graph(&self, graph: usize) {
+        // SAFETY: the condition is the trait's.
         let _ = unsafe { result::graph::exec_destroy(graph as sys::CUgraphExec) };
     }
 
@@ -251,10 +270,12 @@ impl Api for Cuda {
     }
 
     unsafe fn record(&self, event: usize) -> Done {
+        // SAFETY: the condition is the trait's.
         unsafe { result::event::record(event as sys::CUevent, self.stream) }.map_err(fault)
     }
 
     unsafe fn passed(&self, event: usize) -> Done<bool> {
+        // SAFETY: the condition is the trait's.
         match unsafe { result::event::query(event as sys::CUevent) } {
             Ok(()) => Ok(true),
             Err(e) if e.0 == sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
@@ -263,10 +284,12 @@ impl Api for Cuda {
     }
 
     unsafe fn wait(&self, event: usize) -> Done {
+        // SAFETY: the condition is the trait's.
         unsafe { result::event::synchronize(event as sys::CUevent) }.map_err(fault)
     }
 
     unsafe fn free_event(&self, event: usize) {
+        // SAFETY: the condition is the trait's.
         let _ = unsafe { result::event::destroy(event as sys::CUevent) };
     }
 }

@@ -213,8 +213,6 @@ fn fault(code: u32, text: impl Into<String>) -> Fault {
     Fault { code, text: text.into() }
 }
 
-// SAFETY of the blocks below: the conditions are those of the trait.
-#[allow(clippy::undocumented_unsafe_blocks, reason = "every one passes on the trait's condition")]
 impl Api for Host {
     fn enter(&self) -> Done {
         Ok(())
@@ -233,6 +231,7 @@ impl Api for Host {
         // The end, but for what alignment takes, is where the guard page begins.
         let room = bytes.next_multiple_of(16);
         let mapped = room.next_multiple_of(PAGE) + PAGE;
+        // SAFETY: the condition is the trait's.
         let at = unsafe {
             let (prot, flags) =
                 (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
@@ -251,14 +250,17 @@ impl Api for Host {
         let mut s = lock(&self.0);
         let (base, mapped, bytes) = s.memory.remove(&at).expect("memory is freed once");
         s.used -= bytes as u64;
+        // SAFETY: the condition is the trait's.
         unsafe { libc::munmap(base as *mut libc::c_void, mapped) };
     }
 
     fn alloc_host(&self, bytes: usize) -> Done<*mut u8> {
+        // SAFETY: the condition is the trait's.
         Ok(unsafe { libc::malloc(bytes) }.cast())
     }
 
     unsafe fn free_host(&self, at: *mut u8) {
+        // SAFETY: the condition is the trait's.
         unsafe { libc::free(at.cast()) };
     }
 
@@ -266,6 +268,7 @@ impl Api for Host {
         if lock(&self.0).blank {
             return Ok(());
         }
+        // SAFETY: the condition is the trait's.
         unsafe { (at as *mut u8).write_bytes(0, bytes) };
         Ok(())
     }
@@ -274,21 +277,25 @@ impl Api for Host {
         if lock(&self.0).blank {
             return Ok(());
         }
+        // SAFETY: the condition is the trait's.
         unsafe { std::ptr::copy(from, to as *mut u8, bytes) };
         Ok(())
     }
 
     unsafe fn download_queued(&self, to: *mut u8, from: u64, bytes: usize) -> Done {
+        // SAFETY: the condition is the trait's.
         unsafe { std::ptr::copy(from as *const u8, to, bytes) };
         Ok(())
     }
 
     unsafe fn copy_queued(&self, to: u64, from: u64, bytes: usize) -> Done {
+        // SAFETY: the condition is the trait's.
         unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
         Ok(())
     }
 
     unsafe fn poke(&self, to: u64, word: u32) -> Done {
+        // SAFETY: the condition is the trait's.
         unsafe { (to as *mut u32).write(word) };
         Ok(())
     }
@@ -302,6 +309,7 @@ impl Api for Host {
             return Ok(0);
         }
         let path = String::from_utf8_lossy(code).into_owned();
+        // SAFETY: the condition is the trait's.
         let library = unsafe { Library::new(&path) }.map_err(|e| fault(200, e.to_string()))?;
         let mut s = lock(&self.0);
         s.modules.push(library);
@@ -318,6 +326,7 @@ impl Api for Host {
         let missing = |e: libloading::Error| fault(500, format!("named symbol not found: {e}"));
         let library = &s.modules[module];
         let symbol = |prefix: &str| format!("{prefix}{name}\0").into_bytes();
+        // SAFETY: the condition is the trait's.
         let (thunk, run, form) = unsafe {
             let thunk = *library.get::<Thunk>(symbol("host_thunk_").as_slice()).map_err(missing)?;
             let run = *library.get::<Run>(b"host_run\0").map_err(missing)?;
