@@ -4,6 +4,7 @@
 mod draws;
 mod faults;
 mod formats;
+mod models;
 mod states;
 
 use fornax_plan::{Device, Limits, conformance};
