@@ -9,8 +9,8 @@ use fornax_plan::Result;
 use crate::compiler::Compiler;
 use crate::driver::{Gpu, Module};
 use crate::fast::planes;
-use crate::rows;
 use crate::fast::stage::{ROWS_THREADS, THREADS};
+use crate::rows;
 
 /// Headers by the names under which the sources include them.
 pub(crate) static HEADERS: &[(&str, &str)] = &[

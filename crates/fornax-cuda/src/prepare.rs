@@ -106,7 +106,8 @@ pub(crate) fn prepare(
         spans.push(from..builder.out.actions.len());
     }
     // Tensor cores add in an order that the rows of a step decide.
-    let many = if exact || limits.deterministic { None } else { builder.many(&spans, long_from)? };
+    let many =
+        if exact || limits.deterministic { None } else { builder.many(&spans, long_from)? };
     let mut prepared = builder.finish()?;
     prepared.scratch_bytes += many.as_ref().map_or(0, Rows::scratch_bytes);
     prepared.many = many;

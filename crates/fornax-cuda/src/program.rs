@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fornax_plan::{
-    Cmd, Error, Limits, MemoryUse, Op, OpTime, Plan, Program, Progress, Result,
-    SeqStep, SlotId, StepOutput, Ticket, Want,
+    Cmd, Error, Limits, MemoryUse, Op, OpTime, Plan, Program, Progress, Result, SeqStep, SlotId,
+    StepOutput, Ticket, Want,
 };
 
 use crate::driver::{Event, Gpu, Graph, Pinned};
@@ -336,8 +336,7 @@ impl CudaProgram {
             self.copy(at, round, frame)?;
         }
         let started = self.times.is_some().then(Instant::now);
-        let rows =
-            |extent: Extent| if extent == Extent::Rows { round.rows } else { round.wanted };
+        let rows = |extent: Extent| if extent == Extent::Rows { round.rows } else { round.wanted };
         let op = match &self.prepared.actions[at] {
             Action::CopyLogits { .. } | Action::CopyHidden { .. } => return Ok(()),
             Action::Stage { op, at, extent } => {
@@ -347,14 +346,7 @@ impl CudaProgram {
                     words[0] = n;
                     let grid = (self.gpu.units, n.div_ceil(kernel.rows));
                     let shared = kernel.room.bytes;
-                    self.gpu.launch(
-                        &kernel.stage,
-                        grid,
-                        ROWS_THREADS,
-                        shared,
-                        &words,
-                        &[*at],
-                    )?;
+                    self.gpu.launch(&kernel.stage, grid, ROWS_THREADS, shared, &words, &[*at])?;
                 }
                 *op
             }
