@@ -118,10 +118,8 @@ fn rows_of<'a>(logits: &'a [f32], tokens: &[TokenId], vocab: usize) -> &'a [f32]
     &logits[..tokens.len() * vocab]
 }
 
-/// How far logits are from the reference's, as a share of one plus its largest.
-fn apart(have: &[f32], plan: &Plan, limits: &Limits, tokens: &[TokenId]) -> Result<f32, String> {
-    let (want, _) = run(&ReferenceDevice::default(), plan, limits, tokens, 0)?;
-    let vocab = plan.hyper.vocab as usize;
+/// The largest difference of two lists of logits, as a share of one plus the largest that is wanted in its row.
+fn distance(want: &[f32], have: &[f32], vocab: usize) -> f32 {
     let mut worst = 0.0f32;
     for (w, h) in want.chunks(vocab).zip(have.chunks(vocab)) {
         let scale = 1.0 + w.iter().fold(0.0f32, |m, v| m.max(v.abs()));
@@ -130,7 +128,14 @@ fn apart(have: &[f32], plan: &Plan, limits: &Limits, tokens: &[TokenId]) -> Resu
             worst = if off.is_nan() { f32::INFINITY } else { worst.max(off) };
         }
     }
-    Ok(worst)
+    worst
+}
+
+/// How far logits are from the reference's.
+fn apart(have: &[f32], plan: &Plan, limits: &Limits, tokens: &[TokenId]) -> Result<f32, String> {
+    let (want, _) = run(&ReferenceDevice::default(), plan, limits, tokens, 0)?;
+    let vocab = plan.hyper.vocab as usize;
+    Ok(distance(&want, have, vocab))
 }
 
 /// The device with 8-bit activations against the reference in that mode: the logits of the prompt, then, along the
@@ -158,14 +163,7 @@ fn rounded(
     tokens.extend(&chosen);
     let (want, _) =
         run(&ReferenceDevice::default(), plan, &limits, &tokens[..tokens.len() - 1], 0)?;
-    let mut worst = 0.0f32;
-    for (w, h) in want.chunks(vocab).zip(have.chunks(vocab)) {
-        let scale = 1.0 + w.iter().fold(0.0f32, |m, v| m.max(v.abs()));
-        for (w, h) in w.iter().zip(h) {
-            let off = (w - h).abs() / scale;
-            worst = if off.is_nan() { f32::INFINITY } else { worst.max(off) };
-        }
-    }
+    let worst = distance(&want, &have, vocab);
     let mut below = 0.0f32;
     for (row, token) in want.chunks(vocab).skip(n - 1).zip(&chosen) {
         let best = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);

@@ -2,26 +2,56 @@
 
 use fornax_gguf::TensorType;
 use fornax_plan::{
-    BlockId, Device, Error, Limits, SeqStep, SlotId, StepOutput, Tokens, Want, conformance,
+    BlockId, Device, Error, Limits, Program, SeqStep, SlotId, StepOutput, Tokens, Want, conformance,
 };
 
 use crate::CudaDevice;
+use crate::driver::host::Control;
 
 const WANTS: &[(std::ops::Range<u32>, Want)] = &[(0..1, Want::Token { logprob: false })];
 /// The driver's number of an illegal address.
 const ILLEGAL: u32 = 700;
 
-fn step<'a>(tables: &'a [&'a [BlockId]]) -> SeqStep<'a> {
+const TABLES: &[&[BlockId]] = &[&[BlockId(0), BlockId(1)]];
+
+fn step() -> SeqStep<'static> {
     SeqStep {
         slot: SlotId(0),
         tokens: Tokens::Host(&[3]),
         pos: 0,
-        tables,
+        tables: TABLES,
         wants: WANTS,
         sample: None,
         max_new: 1,
         stop: &[],
     }
+}
+
+/// A program of the smallest model, on a GPU whose faults a test makes.
+struct Ready {
+    case: conformance::Case,
+    limits: Limits,
+    device: CudaDevice,
+    control: Control,
+    program: Box<dyn Program>,
+}
+
+impl Ready {
+    fn new() -> Ready {
+        let case = conformance::proof(TensorType::F32);
+        let (device, control) = CudaDevice::on_the_cpu();
+        let limits = conformance::limits_for(&case, &device);
+        let program = device.prepare(&case.plan, &limits).unwrap();
+        Ready { case, limits, device, control, program }
+    }
+}
+
+/// A step that comes to one token.
+fn works(program: &mut dyn Program) {
+    let mut out = StepOutput::default();
+    let ticket = program.submit(&[step()]).unwrap();
+    program.wait(ticket, &mut out).unwrap();
+    assert_eq!(out.tokens.len(), 1);
 }
 
 fn refused(device: &CudaDevice, case: &conformance::Case, limits: &Limits) -> Error {
@@ -64,23 +94,15 @@ fn memory_that_runs_out_is_told_with_what_is_needed_what_is_free_and_what_helps(
 
 #[test]
 fn a_gpu_that_is_lost_ends_every_step_by_name_and_takes_no_more() {
-    let case = conformance::proof(TensorType::F32);
-    let (device, control) = CudaDevice::on_the_cpu();
-    let limits = conformance::limits_for(&case, &device);
-    let mut program = device.prepare(&case.plan, &limits).unwrap();
-    let blocks = [BlockId(0), BlockId(1)];
-    let tables: [&[BlockId]; 1] = [&blocks];
-    let mut out = StepOutput::default();
-    let ticket = program.submit(&[step(&tables)]).unwrap();
-    program.wait(ticket, &mut out).unwrap();
-    assert_eq!(out.tokens.len(), 1);
+    let Ready { case, limits, device, control, mut program } = Ready::new();
+    works(program.as_mut());
     control.fail_after(2, ILLEGAL, "an illegal memory access was encountered");
-    let e = program.submit(&[step(&tables)]).unwrap_err();
+    let e = program.submit(&[step()]).unwrap_err();
     assert!(e.is_lost() && e.to_string().contains("illegal memory access"), "{e}");
     assert!(e.to_string().contains("start the program anew"), "{e}");
     // From now on nothing reaches the GPU, and every call names the first fault.
     let before = control.launches();
-    for e in [program.submit(&[step(&tables)]).unwrap_err(), refused(&device, &case, &limits)] {
+    for e in [program.submit(&[step()]).unwrap_err(), refused(&device, &case, &limits)] {
         assert!(e.is_lost() && e.to_string().contains("lost before"), "{e}");
         assert!(e.to_string().contains("illegal memory access"), "{e}");
     }
@@ -94,35 +116,20 @@ fn a_gpu_that_is_lost_ends_every_step_by_name_and_takes_no_more() {
 
 #[test]
 fn a_step_that_fails_without_harm_leaves_the_gpu_healthy() {
-    let case = conformance::proof(TensorType::F32);
-    let (device, control) = CudaDevice::on_the_cpu();
-    let limits = conformance::limits_for(&case, &device);
-    let mut program = device.prepare(&case.plan, &limits).unwrap();
-    let blocks = [BlockId(0), BlockId(1)];
-    let tables: [&[BlockId]; 1] = [&blocks];
+    let Ready { device, control, mut program, .. } = Ready::new();
     control.fail_after(0, 701, "too many resources requested for launch");
-    let e = program.submit(&[step(&tables)]).unwrap_err();
+    let e = program.submit(&[step()]).unwrap_err();
     assert!(e.is_failed() && e.to_string().contains("too many resources"), "{e}");
     assert_eq!(device.lost(), None);
-    let mut out = StepOutput::default();
-    let ticket = program.submit(&[step(&tables)]).unwrap();
-    program.wait(ticket, &mut out).unwrap();
-    assert_eq!(out.tokens.len(), 1);
+    works(program.as_mut());
 }
 
 #[test]
 fn generations_leak_nothing() {
-    let case = conformance::proof(TensorType::F32);
-    let (device, control) = CudaDevice::on_the_cpu();
-    let limits = conformance::limits_for(&case, &device);
-    let mut program = device.prepare(&case.plan, &limits).unwrap();
-    let blocks = [BlockId(0), BlockId(1)];
-    let tables: [&[BlockId]; 1] = [&blocks];
-    let mut out = StepOutput::default();
+    let Ready { control, mut program, .. } = Ready::new();
     let mut used = Vec::new();
     for _ in 0..40 {
-        let ticket = program.submit(&[step(&tables)]).unwrap();
-        program.wait(ticket, &mut out).unwrap();
+        works(program.as_mut());
         used.push(control.used());
     }
     assert!(used.iter().all(|u| *u == used[0]));

@@ -178,11 +178,6 @@ impl Rows {
                 })?;
             for base in (0..rows).step_by(AT_ONCE as usize) {
                 let rows = (rows - base).min(AT_ONCE);
-                let epi = match (gated, p.onward) {
-                    (false, _) => AS_ROWS,
-                    (true, false) => AS_PAIRS,
-                    (true, true) => AS_INPUT,
-                };
                 let args = ProductArgs {
                     rows,
                     base,
@@ -191,7 +186,7 @@ impl Rows {
                     outs: m.outs,
                     ty: 0,
                     splits,
-                    epi,
+                    epi: to_form(p),
                     act: s.act,
                     before: m.before,
                     cuts: s.cuts,
@@ -260,16 +255,11 @@ impl Rows {
             let args = ExpandArgs { nb: s.nb, outs };
             gpu.launch_early(expand, grid, 256, 0, &args.words(), &[w, self.scratch.matrix])?;
             let which = self.columns(rows, outs);
-            let gated = s.epi == GATED;
             let args = GemmArgs {
                 rows,
                 outs,
                 steps,
-                epi: match (gated, p.onward) {
-                    (false, _) => AS_ROWS,
-                    (true, false) => AS_PAIRS,
-                    (true, true) => AS_INPUT,
-                },
+                epi: to_form(p),
                 act: s.act,
                 before,
                 cuts: s.cuts,
@@ -378,6 +368,15 @@ impl Rows {
             gpu.launch_early(many, grid, 128, many_bytes(a.dim), &args.words(), &pointers[..10])?;
         }
         Ok(())
+    }
+}
+
+/// In which form a product leaves what it gives, as its kernels number them.
+fn to_form(p: &Product) -> u32 {
+    match (p.stage.epi == GATED, p.onward) {
+        (false, _) => AS_ROWS,
+        (true, false) => AS_PAIRS,
+        (true, true) => AS_INPUT,
     }
 }
 
