@@ -102,8 +102,9 @@ fn pool(plan: &Plan, device: &dyn Device, options: &ServeOptions, slots: u64) ->
             _ => return Ok(tokens),
         }
     }
-    let room = left(device.memory_unasked()).unwrap_or(POOL_BYTES);
-    if room / each < context && device.memory_unasked().is_some() {
+    let unasked = left(device.memory_unasked());
+    let room = unasked.unwrap_or(POOL_BYTES);
+    if unasked.is_some() && room / each < context {
         return Err(Error::out_of_memory(format!(
             "starting the engine: keys and values of one request of {context} positions take {} MiB, and {} MiB may be \
              taken on {kind} beside the weights; allow shorter requests, store keys and values in 8 bits, or give the \
