@@ -19,4 +19,17 @@ if [ "$(cat "$FORNAX_NVRTC/release" 2> /dev/null)" != $release ]; then
   echo $release > "$FORNAX_NVRTC/release"
 fi
 cd "$root"
-exec cargo run --quiet --package fornax-cuda --example compile_kernels -- "$@"
+# A process an architecture: within one the compiler takes one kernel after the other.
+one() { cargo run --quiet --package fornax-cuda --example compile_kernels -- "$1"; }
+cargo build --quiet --package fornax-cuda --example compile_kernels
+running=()
+[ $# != 0 ] || set -- 80 90
+for architecture in "$@"; do
+  one "$architecture" &
+  running+=($!)
+done
+failed=0
+for each in "${running[@]}"; do
+  wait "$each" || failed=1
+done
+exit $failed
