@@ -69,6 +69,11 @@ trait Help {
 /// The built program.
 struct Binary(std::path::PathBuf);
 
+/// The program, built as the tests build it.
+pub(crate) fn program(root: &Path) -> Result<std::path::PathBuf> {
+    Binary::build(root).map(|program| program.0)
+}
+
 impl Binary {
     fn build(root: &Path) -> Result<Self> {
         crate::cargo(root, &["build", "--quiet", "--package", "fornax"])?;

@@ -7,6 +7,7 @@
     reason = "a report is what these tasks are for"
 )]
 
+mod counts;
 mod deep;
 mod docs;
 mod fixtures;
@@ -23,6 +24,7 @@ usage: cargo xtask TASK
 
   tidy                   check the rules that no compiler knows; report the size of the code
   deep                   run the complete sweeps and mutations, and the builds for a Mac: an hour
+  counts [--check]       count what a token costs on Metal again, or fail where it differs: minutes in the emulator
   docs [--check]         write the generated pages under docs/, or fail where they are not up to date
   fixtures FROM [--all]  copy the test models again from an unpacked set; --all: those that git ignores too
 ";
@@ -34,6 +36,8 @@ fn main() -> ExitCode {
     let result = match words[..] {
         ["tidy"] => tidy::run(&root),
         ["deep"] => deep::run(&root),
+        ["counts"] => counts::run(&root, docs::Mode::Write),
+        ["counts", "--check"] => counts::run(&root, docs::Mode::Check),
         ["docs"] => docs::run(&root, docs::Mode::Write),
         ["docs", "--check"] => docs::run(&root, docs::Mode::Check),
         ["fixtures", from] => fixtures::run(&root, from.as_ref(), fixtures::Extent::Kept),

@@ -21,9 +21,9 @@ pub(crate) fn count(plan: &Plan, ran: &[Ran]) -> Option<StepReport> {
         let one = one(plan, ran, counts);
         let in_layer = plan.layers.iter().any(|l| (l.start..l.end).contains(&ran.label));
         report.dispatches += 1;
-        report.barriers += u64::from(ran.barrier);
+        report.barriers += one.barriers;
         report.layer_dispatches += u64::from(in_layer);
-        report.layer_barriers += u64::from(in_layer && ran.barrier);
+        report.layer_barriers += if in_layer { one.barriers } else { 0 };
         report.threadgroups += one.threadgroups;
         report.bytes_read += one.bytes_read;
         report.bytes_loaded += one.bytes_loaded;
@@ -36,6 +36,7 @@ pub(crate) fn count(plan: &Plan, ran: &[Ran]) -> Option<StepReport> {
             None => report.kernels.push(one),
             Some(sum) => {
                 sum.dispatches += 1;
+                sum.barriers += one.barriers;
                 sum.bytes_read += one.bytes_read;
                 sum.bytes_loaded += one.bytes_loaded;
                 sum.bytes_written += one.bytes_written;
@@ -57,6 +58,7 @@ fn one(plan: &Plan, ran: &Ran, counts: &fornax_msl::DispatchReport) -> KernelCou
         op: plan.ops.get(ran.label as usize).map_or("", |op| op.name()),
         kernel: ran.kernel.to_string(),
         dispatches: 1,
+        barriers: u64::from(ran.barrier),
         threadgroups: counts.threadgroups,
         threads: counts.threads,
         bytes_read: buffers().map(|t| t.bytes_read).sum(),

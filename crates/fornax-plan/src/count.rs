@@ -10,6 +10,8 @@ pub struct KernelCount {
     pub kernel: String,
     /// Dispatches.
     pub dispatches: u64,
+    /// Barriers before them.
+    pub barriers: u64,
     /// Threadgroups of each.
     pub threadgroups: u64,
     /// Threads of a threadgroup.

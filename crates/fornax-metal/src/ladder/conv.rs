@@ -73,26 +73,31 @@ fn convolve(width: usize, count: usize, tile: u32, steps: &[&[Part]]) {
 #[test]
 fn a_sequence_may_be_cut_up_in_every_way() {
     for (width, count) in [(7, 3), (33, 4), (130, 2), (40, 1), (64, 9)] {
-        let tile = 8.max(count as u32);
-        // Single rows, pieces shorter and longer than the taps and the tile, two slots at once.
-        convolve(
-            width,
-            count,
-            tile,
-            &[
-                &[(0, 0, 1, true), (1, 0, 5, true)],
-                &[(0, 1, 1, true), (1, 5, 2, true)],
-                &[(1, 7, 19, true), (0, 2, 1, true)],
-                &[(0, 3, 30, true), (1, 26, 1, true)],
-                &[(1, 27, 16, true), (0, 33, 2, true), (2, 0, 3, true)],
-            ],
-        );
-        // A slot begins anew, and what was behind a chain's end leaves no trace.
-        convolve(
-            width,
-            count,
-            tile,
-            &[&[(0, 0, 4, true)], &[(0, 4, 1, false)], &[(0, 4, 2, true)], &[(0, 0, 3, true)]],
-        );
+        cut_up(width, count);
     }
+}
+
+/// Channels and taps: single rows, pieces shorter and longer than the taps and the tile, several slots at once.
+pub(super) fn cut_up(width: usize, count: usize) {
+    let tile = 8.max(count as u32);
+    convolve(
+        width,
+        count,
+        tile,
+        &[
+            &[(0, 0, 1, true), (1, 0, 5, true)],
+            &[(0, 1, 1, true), (1, 5, 2, true)],
+            &[(1, 7, 19, true), (0, 2, 1, true)],
+            &[(0, 3, 30, true), (1, 26, 1, true)],
+            &[(1, 27, 16, true), (0, 33, 2, true), (2, 0, 3, true)],
+            &[(2, 3, 64, true)],
+        ],
+    );
+    // A slot begins anew, and what was behind a chain's end leaves no trace.
+    convolve(
+        width,
+        count,
+        tile,
+        &[&[(0, 0, 4, true)], &[(0, 4, 1, false)], &[(0, 4, 2, true)], &[(0, 0, 3, true)]],
+    );
 }

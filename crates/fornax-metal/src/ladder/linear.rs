@@ -48,7 +48,7 @@ impl Matrix {
 }
 
 /// What each output of a product may be off by, a share of ‖w‖·‖x‖.
-fn allowed(m: &Matrix, x: &[f32]) -> Vec<f64> {
+pub(super) fn allowed(m: &Matrix, x: &[f32]) -> Vec<f64> {
     let norm = |v: &[f32]| v.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
     let rows: Vec<f64> = m.values.chunks(m.cols).map(norm).collect();
     // A hundredth of what the ladder allows: the fragments are floats too.
@@ -314,21 +314,28 @@ pub(super) fn gated(
         }
         all
     };
-    let (g, u) = (add(&gate, 0, 1), add(&up, 1, 2));
-    let want: Vec<f64> = g.iter().zip(&u).map(|(g, u)| activated(act, *g, *u)).collect();
+    let pair = [(&gate, 0, 1), (&up, 1, 2)].map(|(m, i, flag)| (add(m, i, flag), allowed(m, &x)));
     let have = read_floats(&out, all * 17);
-    let [of_g, of_u] = [&gate, &up].map(|m| allowed(m, &x));
-    for (i, (h, w)) in have.iter().zip(&want).enumerate() {
+    gated_within(&format!("gated {ty} {act} {rows}x{cols} {own:?}"), &have, act, &pair);
+}
+
+/// Holds activated pairs to what their two products, each with what it may be off by, make of it.
+pub(super) fn gated_within(
+    what: &str,
+    have: &[f32],
+    act: u32,
+    [(g, of_g), (u, of_u)]: &[(Vec<f64>, Vec<f64>); 2],
+) {
+    assert_eq!(have.len(), g.len(), "{what}");
+    for (i, h) in have.iter().enumerate() {
+        let w = activated(act, g[i], u[i]);
         // What the two products may be off by, through the activation; and the activation's own.
         let ways = [(1.0, 1.0), (1.0, -1.0), (-1.0, 1.0), (-1.0, -1.0)];
         let through =
             ways.map(|(a, b)| (activated(act, g[i] + a * of_g[i], u[i] + b * of_u[i]) - w).abs());
         let bound = through.into_iter().fold(0.0, f64::max) + 1e-5 * (1.0 + w.abs());
         let off = (f64::from(*h) - w).abs();
-        assert!(
-            off <= bound,
-            "gated {ty} {act} {rows}x{cols} {own:?}: output {i} is {h}, expected {w} within {bound:.1e}"
-        );
+        assert!(off <= bound, "{what}: output {i} is {h}, expected {w} within {bound:.1e}");
     }
 }
 
@@ -350,31 +357,51 @@ fn embedding_of_every_type() {
     for ty in WEIGHT_TYPES {
         for cols in columns(*ty) {
             let m = Matrix::new(*ty, 9, cols, 4);
-            // A token of the host's, the slot's last, and one that the table has not.
-            let mut rows = vec![0u32; 24];
-            (rows[0], rows[8], rows[11], rows[16]) = (8, u32::MAX, 2, 9);
-            // Positions, of which the last has no place, and what is left to produce.
-            (rows[1], rows[9], rows[17]) = (3, 0, 4);
-            (rows[4], rows[12], rows[20]) = (1, 5, 1);
-            let (out, history) = (room(3 * cols), super::words(&[77; 12]));
-            Run::new(&entry("embed", *ty), &[], [3, 1, 1], [64, 1, 1])
-                .buffer(&bytes(&m.data))
-                .words(&rows)
-                .words(&[1, 2, 5])
-                .buffer(&out)
-                .buffer(&history)
-                .go(&[3, cols as u32, 9, 3.5f32.to_bits(), 4]);
-            let mut seen = [77; 12];
-            (seen[3], seen[8]) = (8, 5);
-            assert_eq!(read_words(&history, 12), seen, "tokens by slot and position");
-            let have = read_floats(&out, 3 * cols);
-            for (row, token) in [8, 5].into_iter().enumerate() {
-                let want: Vec<f64> =
-                    m.values[token * cols..][..cols].iter().map(|v| f64::from(*v) * 3.5).collect();
-                close(&format!("embed {ty}"), &have[row * cols..][..cols], &want, 1e-6);
-            }
-            assert!(have[2 * cols..].iter().all(|v| v.is_nan()), "a token of nowhere");
+            embed(&entry("embed", *ty), &[], &m, 3, 64);
         }
+    }
+}
+
+/// The rows of a table that so many rows of a step choose: tokens of the host's, of a slot, and, where there are several, one
+/// that the table has not, as the last.
+pub(super) fn embed(kernel: &str, constants: &[u32], m: &Matrix, rows: usize, threads: u32) {
+    const STRIDE: usize = 70;
+    let (cols, vocab) = (m.cols, m.outs as u32);
+    let token = |r: usize| match r {
+        1 => 5 % vocab,
+        r if r > 0 && r + 1 == rows => vocab,
+        r => (8 + 3 * r as u32) % vocab,
+    };
+    // A row's slot is the last bit of its number; every third position has no place in the history, or no row left to produce.
+    let mut history = vec![77; 2 * STRIDE];
+    let mut words = Vec::new();
+    for r in 0..rows {
+        let (slot, lost, done) = (r % 2, r % 3 == 1, r % 5 == 4);
+        let pos = if lost { STRIDE + r } else { r };
+        let word = if r == 1 { u32::MAX } else { token(r) };
+        words.extend([word, pos as u32, 0, slot as u32, u32::from(!done), 0, 0, 0]);
+        if !lost && !done {
+            history[slot * STRIDE + pos] = token(r);
+        }
+    }
+    let (out, seen) = (room(rows * cols), super::words(&vec![77; 2 * STRIDE]));
+    Run::new(kernel, constants, [rows as u32, 1, 1], [threads, 1, 1])
+        .buffer(&bytes(&m.data))
+        .words(&words)
+        .words(&[1, 5 % vocab])
+        .buffer(&out)
+        .buffer(&seen)
+        .go(&[rows as u32, cols as u32, vocab, 3.5f32.to_bits(), STRIDE as u32]);
+    assert_eq!(read_words(&seen, 2 * STRIDE), history, "tokens by slot and position");
+    let have = read_floats(&out, rows * cols);
+    for (r, have) in have.chunks(cols).enumerate() {
+        let of = token(r) as usize * cols;
+        let Some(row) = m.values.get(of..of + cols) else {
+            assert!(have.iter().all(|v| v.is_nan()), "a token of nowhere");
+            continue;
+        };
+        let want: Vec<f64> = row.iter().map(|v| f64::from(*v) * 3.5).collect();
+        close(&format!("{kernel} of {}, {rows} rows", m.ty), have, &want, 1e-6);
     }
 }
 

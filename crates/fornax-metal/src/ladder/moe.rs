@@ -3,7 +3,7 @@
 use fornax_gguf::TensorType;
 use fornax_msl::Buffer;
 
-use super::linear::{Matrix, activated, columns};
+use super::linear::{Matrix, columns, gated_within};
 use super::{Run, bytes, close, noise, read_floats, read_words, room};
 use crate::library::{MORE_TYPES, WEIGHT_TYPES, numbered};
 
@@ -42,16 +42,19 @@ fn the_best_experts_are_chosen_and_weighed() {
 }
 
 /// Rows of gates of all experts, and what the kernel must make of them.
-struct Mixture {
+pub(super) struct Mixture {
     experts: usize,
     top_k: usize,
     rows: usize,
     outs: usize,
-    ids: Vec<u32>,
+    pub(super) ids: Vec<u32>,
 }
 
+/// Numbers, and what each may be off by.
+type Bounded = (Vec<f64>, Vec<f64>);
+
 impl Mixture {
-    fn new(experts: usize, top_k: usize, rows: usize, outs: usize) -> Mixture {
+    pub(super) fn new(experts: usize, top_k: usize, rows: usize, outs: usize) -> Mixture {
         let pick = |i: usize| (i * 7 + i / top_k) as u32 % experts as u32;
         Mixture { experts, top_k, rows, outs, ids: (0..rows * top_k).map(pick).collect() }
     }
@@ -61,30 +64,57 @@ impl Mixture {
         Matrix::new(ty, self.experts * self.outs, cols, seed)
     }
 
-    /// One expert's outputs of a row, with its bias.
-    fn one(&self, m: &Matrix, bias: &[f32], expert: usize, x: &[f32]) -> Vec<f64> {
+    /// One expert's outputs of a row, with its bias, and what each may be off by: as of other products.
+    fn one(&self, m: &Matrix, bias: &[f32], expert: usize, x: &[f32]) -> Bounded {
         let rows = expert * self.outs..(expert + 1) * self.outs;
-        let dot = |o: usize| -> f64 {
+        let norm = |v: &[f32]| v.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
+        let x_norm = norm(x);
+        let dot = |o: usize| {
             let w = &m.values[o * m.cols..][..m.cols];
             let sum: f64 = w.iter().zip(x).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
-            sum + f64::from(bias[o])
+            (sum + f64::from(bias[o]), 5e-6 * norm(w) * x_norm + 1e-6)
         };
-        rows.map(dot).collect()
+        rows.map(dot).unzip()
     }
 
-    /// The gated activations of every pick, in the order of the picks.
-    fn all_gated(&self, m: [&Matrix; 2], biases: &[Vec<f32>; 2], x: &[f32], act: u32) -> Vec<f64> {
-        let cols = m[0].cols;
-        let mut all = Vec::new();
+    /// The products of every pick, in the order of the picks.
+    fn all_products(&self, m: &Matrix, bias: &[f32], x: &[f32]) -> Bounded {
+        let of = |(pick, id): (usize, &u32)| {
+            let x = &x[pick / self.top_k * m.cols..][..m.cols];
+            let (values, bounds) = self.one(m, bias, *id as usize, x);
+            values.into_iter().zip(bounds)
+        };
+        self.ids.iter().enumerate().flat_map(of).unzip()
+    }
+
+    /// Holds the sums of the picks' results by weight, from what `want` has, to the bounds of their products.
+    fn summed(
+        &self,
+        what: &str,
+        have: &[f32],
+        m: &Matrix,
+        bias: &[f32],
+        (inner, weights): (&[f32], &[f32]),
+        mut want: Vec<f64>,
+    ) {
+        let mut bounds: Vec<f64> = want.iter().map(|w| 1e-6 * (1.0 + w.abs())).collect();
         for (pick, id) in self.ids.iter().enumerate() {
-            let x = &x[pick / self.top_k * cols..][..cols];
-            let [g, u] = [0, 1].map(|i| self.one(m[i], &biases[i], *id as usize, x));
-            all.extend(g.iter().zip(&u).map(|(g, u)| activated(act, *g, *u)));
+            let (y, off) = self.one(m, bias, *id as usize, &inner[pick * m.cols..][..m.cols]);
+            let weight = f64::from(weights[pick]);
+            for (j, (y, off)) in y.iter().zip(&off).enumerate() {
+                let at = pick / self.top_k * self.outs + j;
+                want[at] += weight * y;
+                bounds[at] += weight * (off + 1e-6 * y.abs());
+            }
         }
-        all
+        assert_eq!(have.len(), want.len(), "{what}");
+        for (i, (h, (w, bound))) in have.iter().zip(want.iter().zip(&bounds)).enumerate() {
+            let off = (f64::from(*h) - w).abs();
+            assert!(off <= *bound, "{what}: element {i} is {h}, expected {w} within {bound:.1e}");
+        }
     }
 
-    fn gated(&self, types: [TensorType; 2], cols: usize, act: u32, [o, s]: [u32; 2]) {
+    pub(super) fn gated(&self, types: [TensorType; 2], cols: usize, act: u32, [o, s]: [u32; 2]) {
         let [gate, up] = [0, 1].map(|i| self.matrix(types[i], cols, i as u64));
         let x = noise(3, self.rows * cols);
         let biases = [4, 5].map(|seed| noise(seed, self.experts * self.outs));
@@ -103,11 +133,12 @@ impl Mixture {
             .floats(&biases[1])
             .buffer(&out)
             .go(&[&sizes[..], &[3, act], &limits[..], &tail[..]].concat());
-        let want = self.all_gated([&gate, &up], &biases, &x, act);
-        close(&format!("gates of {types:?}"), &read_floats(&out, n * self.outs), &want, 1e-4);
+        let pair = [(&gate, 0), (&up, 1)].map(|(m, i)| self.all_products(m, &biases[i], &x));
+        let what = format!("gates of {types:?}, {act}, {cols} columns by {o} {s}");
+        gated_within(&what, &read_floats(&out, n * self.outs), act, &pair);
     }
 
-    fn down(&self, ty: TensorType, cols: usize, full: bool, [o, s]: [u32; 2]) {
+    pub(super) fn down(&self, ty: TensorType, cols: usize, full: bool, [o, s]: [u32; 2]) {
         let m = self.matrix(ty, cols, 2);
         let inner = noise(3, self.rows * self.top_k * cols);
         let weights: Vec<f32> = noise(4, self.rows * self.top_k).iter().map(|w| w.abs()).collect();
@@ -128,17 +159,10 @@ impl Mixture {
         if !full {
             bias.fill(0.0);
         }
-        let mut want = vec![0.0; self.rows * self.outs];
-        for (pick, id) in self.ids.iter().enumerate() {
-            let y = self.one(&m, &bias, *id as usize, &inner[pick * cols..][..cols]);
-            for (j, y) in y.iter().enumerate() {
-                want[pick / self.top_k * self.outs + j] += f64::from(weights[pick]) * y;
-            }
-        }
-        for (w, r) in want.iter_mut().zip(&residual).filter(|_| full) {
-            *w += f64::from(*r);
-        }
-        close(&format!("down of {ty}"), &read_floats(&out, want.len()), &want, 1e-4);
+        let want = residual.iter().map(|r| if full { f64::from(*r) } else { 0.0 }).collect();
+        let have = read_floats(&out, self.rows * self.outs);
+        let what = format!("down of {ty}, {cols} columns by {o} {s}");
+        self.summed(&what, &have, &m, &bias, (&inner, &weights), want);
     }
 }
 
@@ -160,7 +184,7 @@ impl Mixture {
         groups
     }
 
-    fn grouped(&self, types: [TensorType; 3], cols: usize, down_cols: usize, act: u32) {
+    pub(super) fn grouped(&self, types: [TensorType; 3], cols: usize, down_cols: usize, act: u32) {
         let [gate, up] = [0, 1].map(|i| self.matrix(types[i], cols, i as u64));
         let x = noise(3, self.rows * cols);
         let biases = [4, 5].map(|seed| noise(seed, self.experts * self.outs));
@@ -179,8 +203,9 @@ impl Mixture {
             .floats(&biases[1])
             .buffer(&out)
             .go(&[&sizes[..], &[3, act], &limits[..], &tail[..]].concat());
-        let want = self.all_gated([&gate, &up], &biases, &x, act);
-        close(&format!("grouped gates of {types:?}"), &read_floats(&out, want.len()), &want, 1e-4);
+        let pair = [(&gate, 0), (&up, 1)].map(|(m, i)| self.all_products(m, &biases[i], &x));
+        let what = format!("grouped gates of {types:?}, {act}, {cols} columns");
+        gated_within(&what, &read_floats(&out, n * self.outs), act, &pair);
         self.grouped_down(types[2], down_cols, &groups);
     }
 
@@ -207,14 +232,9 @@ impl Mixture {
             .floats(&residual)
             .buffer(&out)
             .go(&constants);
-        let mut want: Vec<f64> = residual.iter().map(|r| f64::from(*r)).collect();
-        for (pick, id) in self.ids.iter().enumerate() {
-            let y = self.one(&m, &bias, *id as usize, &inner[pick * cols..][..cols]);
-            for (j, y) in y.iter().enumerate() {
-                want[pick / self.top_k * self.outs + j] += f64::from(weights[pick]) * y;
-            }
-        }
-        close(&format!("grouped down of {ty}"), &read_floats(&out, width), &want, 1e-4);
+        let want = residual.iter().map(|r| f64::from(*r)).collect();
+        let what = format!("grouped down of {ty}, {cols} columns");
+        self.summed(&what, &read_floats(&out, width), &m, &bias, (&inner, &weights), want);
     }
 }
 

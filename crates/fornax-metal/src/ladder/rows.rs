@@ -43,17 +43,29 @@ pub(super) fn norm_of_rows_shorter_and_longer_than_a_threadgroup() {
 
 #[test]
 fn rows_are_copied_and_selected() {
-    let x = noise(1, 5 * 33);
-    let out = room(2 * 33);
-    let run = |name| Run::new(name, &[], [2, 2, 1], [32, 1, 1]).floats(&x);
-    run("select_rows").words(&[4, 9, 9, 9, 1, 9, 9, 9]).buffer(&out).go(&[2, 33]);
-    assert_eq!(read_floats(&out, 66), [&x[4 * 33..], &x[33..66]].concat());
-    run("copy").buffer(&out).go(&[2, 33]);
-    assert_eq!(read_floats(&out, 66), x[..66]);
+    copied(33, 2, 32);
 }
 
-/// Position, sequence and liveness of rows as the kernels read them.
-fn rows_of(list: &[(u32, u32, u32)]) -> Vec<u32> {
+/// Copies of so many rows of a width, the first ones and others, by threadgroups of so many threads.
+pub(super) fn copied(width: usize, rows: usize, threads: u32) {
+    let x = noise(1, (rows + 3) * width);
+    let out = room(rows * width);
+    let picks: Vec<usize> = (0..rows).map(|r| (r * 7 + 4) % (rows + 3)).collect();
+    let grid = [(width as u32).div_ceil(threads), rows as u32, 1];
+    let run = |name| Run::new(name, &[], grid, [threads, 1, 1]).floats(&x);
+    let words: Vec<u32> = picks.iter().flat_map(|p| [*p as u32, 9, 9, 9]).collect();
+    run("select_rows").words(&words).buffer(&out).go(&[rows as u32, width as u32]);
+    let want: Vec<f32> = picks.iter().flat_map(|p| x[p * width..][..width].to_vec()).collect();
+    assert_eq!(read_floats(&out, rows * width), want, "{rows}x{width} selected");
+    run("copy").buffer(&out).go(&[rows as u32, width as u32]);
+    assert_eq!(read_floats(&out, rows * width), x[..rows * width], "{rows}x{width} copied");
+}
+
+/// Position, sequence, liveness.
+pub(super) type Place = (u32, u32, u32);
+
+/// Rows as the kernels read them.
+fn rows_of(list: &[Place]) -> Vec<u32> {
     list.iter().flat_map(|(pos, seq, left)| [0, *pos, *seq, 0, *left, 0, 0, 0]).collect()
 }
 
@@ -86,8 +98,8 @@ impl Head<'_> {
     }
 }
 
-/// Head size, rotated elements, halves apart, with norms.
-pub(super) const ROTATIONS: [(usize, usize, bool, bool); 7] = [
+/// Rotations of every kind.
+pub(super) const ROTATIONS: [Rotation; 7] = [
     (64, 64, true, true),
     (80, 40, true, false),
     (96, 96, false, true),
@@ -101,54 +113,104 @@ pub(super) fn freqs(rotated: usize) -> Vec<f32> {
     (0..rotated / 2).map(|i| 1e4f32.powf(-2.0 * i as f32 / rotated as f32)).collect()
 }
 
+/// Head size, rotated elements, halves apart, with norms.
+pub(super) type Rotation = (usize, usize, bool, bool);
+
 #[test]
 fn rope_of_every_head_size() {
-    for (dim, rotated, halves, normed) in ROTATIONS {
-        let (heads, list) = (5, [(0, 0, 1), (4000, 0, 1), (17, 1, 1)]);
-        let (x, norm) = (noise(1, 3 * heads * dim), noise(2, dim));
-        let freqs = freqs(rotated);
-        let out = room(x.len());
-        Run::new("norm_rope", &[], [2, 3, 1], [128, 1, 1])
-            .floats(&x)
-            .floats(&norm)
-            .floats(&freqs)
-            .words(&rows_of(&list))
-            .buffer(&out)
-            .go(&[
-                3,
-                heads as u32,
-                dim as u32,
-                u32::from(normed),
-                1e-6f32.to_bits(),
-                freqs.len() as u32,
-                u32::from(halves),
-                1.1f32.to_bits(),
-            ]);
-        let head = Head {
-            norm: normed.then_some(&norm[..]),
-            freqs: &freqs,
-            halves,
-            magnitude: f64::from(1.1f32),
-        };
-        let want: Vec<f64> = x
-            .chunks(dim)
-            .enumerate()
-            .flat_map(|(i, x)| head.rotated(x, list[i / heads].0))
-            .collect();
-        close(&format!("rope {rotated} of {dim}"), &read_floats(&out, x.len()), &want, 1e-4);
+    for rotation in ROTATIONS {
+        rope(rotation, 5, &[(0, 0, 1), (4000, 0, 1), (17, 1, 1)]);
     }
 }
 
-/// Blocks of four tokens, four blocks a table: sequence 0 has 3, 1, …, sequence 1 has 5, 0, ….
-const TABLES: [u32; 8] = [3, 1, 7, 7, 5, 0, 7, 7];
-/// Position, sequence, liveness: the last may not be written.
-const APPENDED: [(u32, u32, u32); 4] = [(0, 0, 1), (6, 0, 1), (5, 1, 9), (400, 1, 0)];
-/// Where those rows lie in a pool.
-const PLACES: [usize; 3] = [12, 6, 1];
+/// So many heads of rows at these positions, turned.
+pub(super) fn rope((dim, rotated, halves, normed): Rotation, heads: usize, list: &[Place]) {
+    let rows = list.len();
+    let (x, norm) = (noise(1, rows * heads * dim), noise(2, dim));
+    let freqs = freqs(rotated);
+    let out = room(x.len());
+    let grid = [heads.div_ceil(4) as u32, rows as u32, 1];
+    Run::new("norm_rope", &[], grid, [128, 1, 1])
+        .floats(&x)
+        .floats(&norm)
+        .floats(&freqs)
+        .words(&rows_of(list))
+        .buffer(&out)
+        .go(&[
+            rows as u32,
+            heads as u32,
+            dim as u32,
+            u32::from(normed),
+            1e-6f32.to_bits(),
+            freqs.len() as u32,
+            u32::from(halves),
+            1.1f32.to_bits(),
+        ]);
+    let norm = normed.then_some(&norm[..]);
+    let head = Head { norm, freqs: &freqs, halves, magnitude: f64::from(1.1f32) };
+    let heads_of = x.chunks(dim).enumerate();
+    let want: Vec<f64> = heads_of.flat_map(|(i, x)| head.rotated(x, list[i / heads].0)).collect();
+    let what = format!("rope {rotated} of {dim}, {heads} heads of {rows} rows");
+    close(&what, &read_floats(&out, x.len()), &want, 1e-4);
+}
 
-/// A pool of eight blocks of four tokens.
-fn pool(ty: TensorType, width: usize) -> Buffer {
-    room((32 * width / ty.block_len() * ty.block_bytes()).div_ceil(4))
+/// Tokens of a block.
+const BLOCK: usize = 4;
+/// Rows of which the last may not be written.
+pub(super) const APPENDED: [Place; 4] = [(0, 0, 1), (6, 0, 1), (5, 1, 9), (400, 1, 0)];
+
+/// Where rows of two sequences lie in a pool: the blocks of the second are between those of the first, backwards.
+struct Appended<'a> {
+    list: &'a [Place],
+    stride: usize,
+}
+
+impl Appended<'_> {
+    fn new(list: &[Place]) -> Appended<'_> {
+        let live = list.iter().filter(|(.., left)| *left != 0);
+        let stride = live.map(|(pos, ..)| *pos as usize / BLOCK + 1).max().unwrap_or(1);
+        Appended { list, stride }
+    }
+
+    fn block(&self, seq: u32, n: usize) -> usize {
+        if seq == 0 { 2 * n } else { 2 * (self.stride - 1 - n) + 1 }
+    }
+
+    fn tables(&self) -> Vec<u32> {
+        let of = |seq| (0..self.stride).map(move |n| self.block(seq, n) as u32);
+        of(0).chain(of(1)).collect()
+    }
+
+    fn tokens(&self) -> usize {
+        2 * self.stride * BLOCK
+    }
+
+    /// Every row that is written, and its token in the pool.
+    fn places(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+        let live = self.list.iter().enumerate().filter(|(_, (.., left))| *left != 0);
+        live.map(|(row, (pos, seq, _))| {
+            let at = *pos as usize;
+            (row, self.block(*seq, at / BLOCK) * BLOCK + at % BLOCK)
+        })
+    }
+
+    /// A pool for all tokens.
+    fn pool(&self, ty: TensorType, width: usize) -> Buffer {
+        room((self.tokens() * width / ty.block_len() * ty.block_bytes()).div_ceil(4))
+    }
+
+    /// Holds the rows in a pool to `want`, and that no other was written.
+    fn held(&self, what: &str, pool: &Buffer, ty: TensorType, want: &[f64], bound: f64) {
+        let width = want.len() / self.list.len();
+        for (row, place) in self.places() {
+            let have = super::pool_row(pool, ty, place * width, width);
+            close(what, &have, &want[row * width..][..width], bound);
+        }
+        let bytes = width / ty.block_len() * ty.block_bytes();
+        let written = |t: &usize| pool.first_unwritten(t * bytes, bytes).is_none();
+        let written = (0..self.tokens()).filter(written).count();
+        assert_eq!(written, self.places().count(), "{what}: a row with nothing left was written");
+    }
 }
 
 /// What a type of cache may change of numbers below one.
@@ -160,94 +222,101 @@ fn stored_within(ty: TensorType) -> f64 {
     }
 }
 
+fn exact(x: &[f32]) -> Vec<f64> {
+    x.iter().map(|v| f64::from(*v)).collect()
+}
+
 #[test]
 fn keys_and_values_are_appended_where_their_tables_say() {
     for ty in KV_TYPES {
-        let ty = *ty;
-        let (kw, vw) = if ty == TensorType::Q8_0 { (64, 32) } else { (40, 24) };
-        let (k, v) = (noise(1, 4 * kw), noise(2, 4 * vw));
-        let row_bytes = kw / ty.block_len() * ty.block_bytes();
-        let [keys, values] = [kw, vw].map(|w| pool(ty, w));
-        Run::new(&entry("kv_write", ty), &pieced(&[], 1), [2, 4, 1], [32, 1, 1])
-            .floats(&k)
-            .floats(&v)
-            .words(&rows_of(&APPENDED))
-            .words(&TABLES)
-            .pool(std::slice::from_ref(&keys))
-            .pool(std::slice::from_ref(&values))
-            .go(&[4, kw as u32, vw as u32, 4, 4]);
-        for (row, place) in PLACES.into_iter().enumerate() {
-            for (from, pool, w) in [(&k, &keys, kw), (&v, &values, vw)] {
-                let have = super::pool_row(pool, ty, place * w, w);
-                let want: Vec<f64> = from[row * w..][..w].iter().map(|v| f64::from(*v)).collect();
-                close("append", &have, &want, stored_within(ty));
-            }
-        }
-        let written = (0..32).filter(|t| keys.first_unwritten(t * row_bytes, row_bytes).is_none());
-        assert_eq!(written.count(), 3, "a row with nothing left was written");
+        let (kw, vw) = if *ty == TensorType::Q8_0 { (64, 32) } else { (40, 24) };
+        kv_write(*ty, kw, vw, &APPENDED);
+    }
+}
+
+/// Keys and values of these widths, appended as they are.
+pub(super) fn kv_write(ty: TensorType, kw: usize, vw: usize, list: &[Place]) {
+    let (rows, at) = (list.len(), Appended::new(list));
+    let (k, v) = (noise(1, rows * kw), noise(2, rows * vw));
+    let [keys, values] = [kw, vw].map(|w| at.pool(ty, w));
+    let grid = [kw.max(vw).div_ceil(32) as u32, rows as u32, 1];
+    Run::new(&entry("kv_write", ty), &pieced(&[], 1), grid, [32, 1, 1])
+        .floats(&k)
+        .floats(&v)
+        .words(&rows_of(list))
+        .words(&at.tables())
+        .pool(std::slice::from_ref(&keys))
+        .pool(std::slice::from_ref(&values))
+        .go(&[rows as u32, kw as u32, vw as u32, BLOCK as u32, at.stride as u32]);
+    for (pool, x) in [(&keys, &k), (&values, &v)] {
+        at.held(&format!("append to {ty}"), pool, ty, &exact(x), stored_within(ty));
     }
 }
 
 #[test]
 pub(super) fn rope_and_append_in_one() {
-    for (dim, rotated, halves, normed) in ROTATIONS {
-        for ty in KV_TYPES.iter().filter(|ty| dim % ty.block_len() == 0) {
-            let ty = *ty;
-            let (heads, kv_heads) = (3, 2);
-            let vw = if ty == TensorType::Q8_0 { 64 } else { 24 };
-            let [q, k, v] = [(1, heads * dim), (2, kv_heads * dim), (3, kv_heads * vw)]
-                .map(|(seed, w)| noise(seed, 4 * w));
-            let (q_norm, k_norm, freqs) = (noise(4, dim), noise(5, dim), freqs(rotated));
-            let [keys, values] = [dim, vw].map(|w| pool(ty, kv_heads * w));
-            let out = room(q.len());
-            let flag = u32::from(normed);
-            Run::new(&entry("rope_write", ty), &pieced(&[], 1), [2, 4, 1], [128, 1, 1])
-                .floats(&q)
-                .floats(&k)
-                .floats(&v)
-                .floats(&q_norm)
-                .floats(&k_norm)
-                .floats(&freqs)
-                .words(&rows_of(&APPENDED))
-                .words(&TABLES)
-                .buffer(&out)
-                .pool(std::slice::from_ref(&keys))
-                .pool(std::slice::from_ref(&values))
-                .go(&[
-                    4,
-                    heads as u32,
-                    kv_heads as u32,
-                    dim as u32,
-                    vw as u32,
-                    flag,
-                    flag,
-                    1e-6f32.to_bits(),
-                    freqs.len() as u32,
-                    u32::from(halves),
-                    1f32.to_bits(),
-                    4,
-                    4,
-                ]);
-            let head =
-                |norm| Head { norm: normed.then_some(norm), freqs: &freqs, halves, magnitude: 1.0 };
-            let all = |x: &[f32], n: usize, norm| -> Vec<f64> {
-                let pos = |i: usize| APPENDED[i / n].0;
-                x.chunks(dim).enumerate().flat_map(|(i, x)| head(norm).rotated(x, pos(i))).collect()
-            };
-            close("q", &read_floats(&out, q.len()), &all(&q, heads, &q_norm[..]), 1e-4);
-            let want = all(&k, kv_heads, &k_norm[..]);
-            for (row, place) in PLACES.into_iter().enumerate() {
-                let w = kv_heads * dim;
-                // A norm and the magnitude make elements of up to a few ones.
-                let bound = stored_within(ty) * if ty == TensorType::Q8_0 { 4.0 } else { 1.0 };
-                let have = super::pool_row(&keys, ty, place * w, w);
-                close("k", &have, &want[row * w..][..w], bound);
-                let w = kv_heads * vw;
-                let exact: Vec<f64> = v[row * w..][..w].iter().map(|v| f64::from(*v)).collect();
-                close("v", &super::pool_row(&values, ty, place * w, w), &exact, bound);
-            }
+    for rotation in ROTATIONS {
+        for ty in KV_TYPES.iter().filter(|ty| rotation.0 % ty.block_len() == 0) {
+            let vw = if *ty == TensorType::Q8_0 { 64 } else { 24 };
+            rope_write(rotation, *ty, (3, 2, vw), &APPENDED);
         }
     }
+}
+
+/// So many query and key heads, the first turned and the second appended, and values of a width.
+pub(super) fn rope_write(
+    (dim, rotated, halves, normed): Rotation,
+    ty: TensorType,
+    (heads, kv_heads, vw): (usize, usize, usize),
+    list: &[Place],
+) {
+    let (rows, at) = (list.len(), Appended::new(list));
+    let [q, k, v] = [(1, heads * dim), (2, kv_heads * dim), (3, kv_heads * vw)]
+        .map(|(seed, w)| noise(seed, rows * w));
+    let (q_norm, k_norm, freqs) = (noise(4, dim), noise(5, dim), freqs(rotated));
+    let [keys, values] = [dim, vw].map(|w| at.pool(ty, kv_heads * w));
+    let out = room(q.len());
+    let flag = u32::from(normed);
+    let grid = [(heads + 2 * kv_heads).div_ceil(4) as u32, rows as u32, 1];
+    Run::new(&entry("rope_write", ty), &pieced(&[], 1), grid, [128, 1, 1])
+        .floats(&q)
+        .floats(&k)
+        .floats(&v)
+        .floats(&q_norm)
+        .floats(&k_norm)
+        .floats(&freqs)
+        .words(&rows_of(list))
+        .words(&at.tables())
+        .buffer(&out)
+        .pool(std::slice::from_ref(&keys))
+        .pool(std::slice::from_ref(&values))
+        .go(&[
+            rows as u32,
+            heads as u32,
+            kv_heads as u32,
+            dim as u32,
+            vw as u32,
+            flag,
+            flag,
+            1e-6f32.to_bits(),
+            freqs.len() as u32,
+            u32::from(halves),
+            1f32.to_bits(),
+            BLOCK as u32,
+            at.stride as u32,
+        ]);
+    let head = |norm| Head { norm: normed.then_some(norm), freqs: &freqs, halves, magnitude: 1.0 };
+    let all = |x: &[f32], n: usize, norm| -> Vec<f64> {
+        let pos = |i: usize| list[i / n].0;
+        x.chunks(dim).enumerate().flat_map(|(i, x)| head(norm).rotated(x, pos(i))).collect()
+    };
+    let what = format!("{rotated} of {dim}, {heads} and {kv_heads} heads of {rows} rows, {ty}");
+    let turned = all(&q, heads, &q_norm[..]);
+    close(&format!("q, {what}"), &read_floats(&out, q.len()), &turned, 1e-4);
+    // A norm and the magnitude make elements of up to a few ones.
+    let bound = stored_within(ty) * if ty == TensorType::Q8_0 { 4.0 } else { 1.0 };
+    at.held(&format!("k, {what}"), &keys, ty, &all(&k, kv_heads, &k_norm[..]), bound);
+    at.held(&format!("v, {what}"), &values, ty, &exact(&v), bound);
 }
 
 /// What the choosing kernels left: token and log-probability.

@@ -139,6 +139,21 @@ fn chosen(rows: &[Row], parts: u32) -> (Vec<u32>, Vec<f32>, Vec<f32>) {
     (all[..n].to_vec(), logprobs, read_floats(&logits, n * vocab))
 }
 
+/// So many rows of a vocabulary, each by another rule, in so many parts.
+pub(super) fn choices(rows: usize, vocab: usize, parts: u32) {
+    let rules = every_rule(9);
+    let row = |i: usize| {
+        let all = noise(100 + i as u64, vocab);
+        let history = (0..5 + 7 * i as u32 % 30).map(|j| (j * j + 50) % vocab as u32);
+        Row {
+            logits: all.iter().map(|v| v * 8.0).collect(),
+            params: rules[i % rules.len()],
+            history: history.collect(),
+        }
+    };
+    held(&(0..rows).map(row).collect::<Vec<Row>>(), parts);
+}
+
 fn held(rows: &[Row], parts: u32) {
     let (tokens, logprobs, _) = chosen(rows, parts);
     for (i, row) in rows.iter().enumerate() {

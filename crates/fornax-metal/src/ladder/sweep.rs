@@ -1,6 +1,8 @@
 //! The sweep: every variant of the kernels forced on every shape, whether a policy picks it or not. A sample of it in every
 //! run, all of it in the ignored tests.
 
+mod others;
+
 use fornax_gguf::TensorType;
 
 use super::attention::Scene;

@@ -60,6 +60,7 @@ fn a_token_is_one_command_buffer_and_five_dispatches_a_layer() {
         assert_eq!(r.readback_bytes, 4);
         let sum: u64 = r.kernels.iter().map(|k| k.bytes_read).sum();
         assert_eq!(sum, r.bytes_read, "the kernels are all of it");
+        assert_eq!(r.kernels.iter().map(|k| k.barriers).sum::<u64>(), r.barriers);
         assert!(r.bytes_weights < r.bytes_read && r.bytes_loaded > r.bytes_read);
     }
 }

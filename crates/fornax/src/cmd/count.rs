@@ -24,6 +24,7 @@ pub(super) fn json(report: &StepReport) -> Value {
             "op": k.op,
             "kernel": k.kernel,
             "dispatches": k.dispatches,
+            "barriers": k.barriers,
             "threadgroups": k.threadgroups,
             "threads": k.threads,
             "bytes_read": k.bytes_read,
@@ -88,16 +89,17 @@ pub(super) fn text(report: &StepReport) -> String {
     );
     let _ = writeln!(
         text,
-        "{:<14} {:<22} {:>5} {:>7} {:>7} {:>10} {:>10} {:>10}",
-        "op", "kernel", "times", "groups", "threads", "MB read", "loaded", "written"
+        "{:<14} {:<22} {:>5} {:>8} {:>7} {:>7} {:>10} {:>10} {:>10}",
+        "op", "kernel", "times", "barriers", "groups", "threads", "MB read", "loaded", "written"
     );
     for k in &r.kernels {
         let _ = writeln!(
             text,
-            "{:<14} {:<22} {:>5} {:>7} {:>7} {:>10.3} {:>10.3} {:>10.3}",
+            "{:<14} {:<22} {:>5} {:>8} {:>7} {:>7} {:>10.3} {:>10.3} {:>10.3}",
             k.op,
             k.kernel,
             k.dispatches,
+            k.barriers,
             k.threadgroups,
             k.threads,
             mb(k.bytes_read),
