@@ -5,6 +5,8 @@ use fornax_plan::sample::{self, Scratch};
 
 use super::{Run, close, floats, noise, read_floats, read_words, room, words};
 
+/// What a sum of exponentials in single precision may be off by, a share of it.
+const SUM_OFF: f64 = 1e-6;
 /// Positions that the histories hold.
 const STRIDE: usize = 40;
 
@@ -38,9 +40,10 @@ impl Row {
         logits
     }
 
-    /// The kept tokens from the first to be drawn on, with their weights, in double precision.
-    fn kept(&self) -> Vec<(usize, f64)> {
-        let (p, logits) = (&self.params, self.penalised());
+    /// The kept tokens from the first to be drawn on, with their weights, in double precision: once for every place where sums
+    /// in single precision may cut. At a high temperature the last of them weigh more than they do in the sum that cuts.
+    fn kept(&self) -> impl Iterator<Item = Vec<(usize, f64)>> {
+        let (p, logits) = (self.params, self.penalised());
         let usable = |v: f32| v > f32::NEG_INFINITY;
         let mut ids: Vec<usize> = (0..logits.len()).filter(|i| usable(logits[*i])).collect();
         let max = ids.iter().map(|i| logits[*i]).fold(f32::NEG_INFINITY, f32::max);
@@ -50,30 +53,39 @@ impl Row {
         if p.top_k > 0 {
             ids.truncate(p.top_k as usize);
         }
-        let mass = |i: &usize| f64::from(logits[*i] - max).exp();
+        let mut cuts = ids.len()..=ids.len();
         if p.top_p < 1.0 {
+            let mass = |i: &usize| f64::from(logits[*i] - max).exp();
             let total: f64 = ids.iter().map(mass).sum();
-            let mut sum = 0.0;
-            let reached = ids.iter().position(|i| {
-                sum += mass(i);
-                sum >= f64::from(p.top_p) * total
-            });
-            ids.truncate(reached.map_or(ids.len(), |n| n + 1));
+            let reached = |share: f64| {
+                let mut sum = 0.0;
+                let found = ids.iter().position(|i| {
+                    sum += mass(i);
+                    sum >= share * total
+                });
+                found.map_or(ids.len(), |n| n + 1)
+            };
+            let share = f64::from(p.top_p);
+            cuts = reached(share - SUM_OFF)..=reached(share + SUM_OFF);
         }
         let floor = if p.min_p > 0.0 { max + p.min_p.ln() } else { f32::NEG_INFINITY };
-        let weight = |i: usize| (f64::from(logits[i] - max) / f64::from(p.temperature)).exp();
-        ids.into_iter().filter(|i| logits[*i] >= floor).map(|i| (i, weight(i))).collect()
+        cuts.map(move |n| {
+            let weight = |i: usize| (f64::from(logits[i] - max) / f64::from(p.temperature)).exp();
+            let high = ids[..n].iter().filter(|i| logits[**i] >= floor);
+            high.map(|i| (*i, weight(*i))).collect()
+        })
     }
 
     /// Whether rounding alone could have drawn the token.
     fn nearly_draws(&self, token: u32, pos: u32) -> bool {
-        let kept = self.kept();
-        let total: f64 = kept.iter().map(|k| k.1).sum();
-        let target = f64::from(sample::uniform(self.params.seed, pos)) * total;
-        let mut sum = 0.0;
-        kept.iter().any(|(i, w)| {
-            sum += w;
-            *i == token as usize && target <= sum + 1e-4 * total && target >= sum - w - 1e-4 * total
+        let at = f64::from(sample::uniform(self.params.seed, pos));
+        self.kept().any(|kept| {
+            let total: f64 = kept.iter().map(|k| k.1).sum();
+            let (target, off, mut sum) = (at * total, 1e-4 * total, 0.0);
+            kept.iter().any(|(i, w)| {
+                sum += w;
+                *i == token as usize && target <= sum + off && target >= sum - w - off
+            })
         })
     }
 }
