@@ -11,9 +11,9 @@ if ! command -v "${FORNAX_MSL_CLANG:-clang++-19}" > /dev/null; then
 fi
 workspace=(--quiet --manifest-path "$root/Cargo.toml")
 if [ $# = 0 ]; then
-  # The lint itself: what it has to see, it sees. Then every family as the host joins it.
-  cargo test "${workspace[@]}" --package fornax-msl --features clang --test lint
-  cargo test "${workspace[@]}" --package fornax-metal --features clang --lib strict_lint
+  # The lint itself: what it has to see, it sees. And every family as the host joins it. Of the whole workspace, as the tests
+  # build it: of one package all would be built once more.
+  cargo test "${workspace[@]}" --workspace --test lint
 else
   cargo run "${workspace[@]}" --package fornax-msl --example lint -- "$@"
 fi

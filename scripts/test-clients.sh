@@ -10,8 +10,8 @@ target=${CARGO_TARGET_DIR:-$root/target}
 wanted=$root/tests/clients/requirements.txt
 venv=$target/clients
 
-cargo build --quiet --manifest-path "$root/Cargo.toml" --package fornax
-cargo build --quiet --manifest-path "$root/Cargo.toml" --package fornax-server --example chat_model
+# Of the whole workspace, as the tests build it: of one package it would be built on other features, all once more.
+cargo build --quiet --manifest-path "$root/Cargo.toml" --workspace --bin fornax --example chat_model
 
 if ! cmp -s "$wanted" "$venv/installed.txt"; then
   rm -rf "$venv"

@@ -18,7 +18,7 @@ const CORES: u64 = 40;
 /// # Errors
 /// When the program fails, counts differ, or a token costs more than it may.
 pub(crate) fn run(root: &Path, mode: Mode) -> Result<()> {
-    let program = crate::docs::program(root)?;
+    let program = crate::docs::program(&crate::built(root, &["--bin", "fornax"])?);
     for kept in kept(root)? {
         let now = json!({ "model": kept.model, "step_report": count(&program, &kept)? });
         let name = kept.file.display();

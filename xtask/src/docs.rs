@@ -1,9 +1,10 @@
 //! `cargo xtask docs`: the pages under `docs/` that are written by a program, so that they cannot drift from it.
 //! Knows the binary by its `--help` alone.
 
+use std::env::consts::EXE_SUFFIX;
 use std::fmt::Write as _;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
@@ -19,14 +20,20 @@ pub(crate) enum Mode {
 
 /// Makes every generated page and writes it or compares it.
 pub(crate) fn run(root: &Path, mode: Mode) -> Result<()> {
-    let page = command_line(&Binary::build(root)?)?;
+    let folder = crate::built(root, &["--bin", "fornax"])?;
+    let page = command_line(&Binary(program(&folder)))?;
     settle(root, "docs/cli.md", &page, mode)?;
     settle(root, "docs/bench.md", &crate::receipts::page(root)?, mode)?;
-    settle(root, "docs/metal-predicted.md", &predictions(root)?, mode)
+    settle(root, "docs/metal-predicted.md", &predictions(root, &folder)?, mode)
+}
+
+/// The program in a folder of what was built.
+pub(crate) fn program(folder: &Path) -> PathBuf {
+    folder.join(format!("fornax{EXE_SUFFIX}"))
 }
 
 /// The page of what Apple's chips should reach, from the counts that are kept.
-fn predictions(root: &Path) -> Result<String> {
+fn predictions(root: &Path, built: &Path) -> Result<String> {
     let folder = root.join("docs/metal-counts");
     let mut files = Vec::new();
     for entry in fs::read_dir(&folder).with_context(|| format!("reading {}", folder.display()))? {
@@ -34,9 +41,14 @@ fn predictions(root: &Path) -> Result<String> {
         files.push(path.to_str().context("a path that is no text")?.to_owned());
     }
     files.sort();
-    let run = ["run", "--quiet", "--package", "fornax-metal", "--example", "predictions", "--"];
-    let arguments: Vec<&str> = run.into_iter().chain(files.iter().map(String::as_str)).collect();
-    String::from_utf8(crate::cargo(root, &arguments)?).context("the predictions are not UTF-8")
+    let predict = built.join("examples").join(format!("predictions{EXE_SUFFIX}"));
+    let output = Command::new(&predict).args(&files).output();
+    let output = output.with_context(|| format!("running {}", predict.display()))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("{} failed ({}): {said}", predict.display(), output.status);
+    }
+    String::from_utf8(output.stdout).context("the predictions are not UTF-8")
 }
 
 /// Writes `page` to `path`, or fails where the file says something else.
@@ -67,25 +79,7 @@ trait Help {
 }
 
 /// The built program.
-struct Binary(std::path::PathBuf);
-
-/// The program, built as the tests build it.
-pub(crate) fn program(root: &Path) -> Result<std::path::PathBuf> {
-    Binary::build(root).map(|program| program.0)
-}
-
-impl Binary {
-    fn build(root: &Path) -> Result<Self> {
-        crate::cargo(root, &["build", "--quiet", "--package", "fornax"])?;
-        let metadata = crate::metadata(root)?;
-        let folder = metadata["target_directory"]
-            .as_str()
-            .context("cargo metadata names no target directory")?;
-        Ok(Self(
-            Path::new(folder).join("debug").join(format!("fornax{}", std::env::consts::EXE_SUFFIX)),
-        ))
-    }
-}
+struct Binary(PathBuf);
 
 impl Help for Binary {
     fn ask(&self, arguments: &[&str]) -> Result<String> {

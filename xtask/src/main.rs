@@ -86,6 +86,17 @@ fn cargo(root: &Path, arguments: &[&str]) -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
+/// Builds programs as `cargo test --workspace` does, which then has them already: with less than the whole workspace, or without
+/// what tests need, cargo would choose other features of what they stand on and compile it once more. Returns where they are.
+fn built(root: &Path, targets: &[&str]) -> Result<PathBuf> {
+    let build = ["build", "--quiet", "--workspace", "--example", "predictions"];
+    cargo(root, &[&build[..], targets].concat())?;
+    let metadata = metadata(root)?;
+    let folder =
+        metadata["target_directory"].as_str().context("metadata without a target folder")?;
+    Ok(Path::new(folder).join("debug"))
+}
+
 /// What `cargo metadata` says of the workspace's own packages.
 fn metadata(root: &Path) -> Result<serde_json::Value> {
     let json = cargo(root, &["metadata", "--no-deps", "--format-version", "1"])?;

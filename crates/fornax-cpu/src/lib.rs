@@ -10,6 +10,8 @@
 
 mod check;
 mod compile;
+#[cfg(test)]
+mod conformance;
 mod device;
 mod heads;
 pub mod isa;

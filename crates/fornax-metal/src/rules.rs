@@ -416,13 +416,3 @@ fn what_breaks_a_rule_is_seen() {
     assert_eq!(args["XArgs"].len(), 3);
     assert_eq!(args["XArgs"][2], ("eps".to_string(), "f32".to_string()));
 }
-
-/// Address spaces, conversions between vectors, and a language no newer than C++14: with clang, where it is asked for.
-#[cfg(feature = "clang")]
-#[test]
-fn every_family_passes_the_strict_lint() {
-    for family in FAMILIES {
-        fornax_msl::lint(family.sources, &fornax_msl::CompileOptions::default())
-            .unwrap_or_else(|e| panic!("{}: {e}", family.name));
-    }
-}

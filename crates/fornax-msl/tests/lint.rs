@@ -1,5 +1,5 @@
 //! The lint: the kernels here pass it, and what a C++ compiler lets through does not. It needs clang 19, so
-//! scripts/lint-metal.sh runs it with the feature `clang`.
+//! scripts/lint-metal.sh runs it.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

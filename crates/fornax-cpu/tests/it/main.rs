@@ -1,7 +1,6 @@
 //! The CPU provider through the boundary alone.
 #![allow(clippy::unwrap_used, reason = "a test stops where it fails")]
 
-mod conformance;
 mod heads;
 mod invariance;
 mod program;

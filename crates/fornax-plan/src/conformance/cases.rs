@@ -1,5 +1,7 @@
 //! The list of cases: every op, its variants, odd sizes, ragged steps.
 
+use std::sync::OnceLock;
+
 use fornax_gguf::TensorType;
 
 use super::Case;
@@ -27,8 +29,13 @@ const TYPES: [TensorType; 12] = [
     TensorType::MXFP4,
 ];
 
-/// Every case.
+/// Every case. They are made once; copies share their weights.
 pub fn cases() -> Vec<Case> {
+    static ALL: OnceLock<Vec<Case>> = OnceLock::new();
+    ALL.get_or_init(made).clone()
+}
+
+fn made() -> Vec<Case> {
     let mut all = Vec::new();
     embed(&mut all);
     norm(&mut all);

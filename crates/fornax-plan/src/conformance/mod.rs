@@ -112,12 +112,52 @@ pub fn check_as(
     act: ActMode,
     tolerance: f32,
 ) -> std::result::Result<f32, String> {
-    let told = |e: crate::Error| format!("{}: {e}", case.name);
-    let limits = limits_for(case, device);
+    held(device, case, &expected(device, case, act)?, tolerance)
+}
+
+/// Compares several devices with the reference, each in its own activation mode; what the reference says is computed once
+/// for all that are alike in that.
+///
+/// # Errors
+/// As [`check`], by device: its place in the list, and the sentence.
+pub fn check_each(devices: &[&dyn Device], case: &Case) -> Vec<(usize, String)> {
+    let mut known: Vec<(ActMode, u32, Vec<StepOutput>)> = Vec::new();
+    let mut check = |device: &dyn Device| {
+        let info = device.info();
+        let alike = |k: &&(ActMode, u32, _)| (k.0, k.1) == (info.act, info.kv_block);
+        if !known.iter().any(|k| alike(&k)) {
+            known.push((info.act, info.kv_block, expected(device, case, info.act)?));
+        }
+        let want = known.iter().find(alike).map(|k| &k.2[..]).unwrap_or_default();
+        held(device, case, want, case.tolerance)
+    };
+    let failed = |(at, device): (usize, &&dyn Device)| Some((at, check(*device).err()?));
+    devices.iter().enumerate().filter_map(failed).collect()
+}
+
+/// What the reference says to a case with this device's blocks.
+fn expected(
+    device: &dyn Device,
+    case: &Case,
+    act: ActMode,
+) -> std::result::Result<Vec<StepOutput>, String> {
     let reference = ReferenceDevice { kv_block: device.info().kv_block, ..Default::default() };
-    let as_asked = Limits { act: Some(act), ..limits.clone() };
-    let want = run(&reference, case, &as_asked, 0).map_err(told)?;
-    let have = run(device, case, &limits, 1).map_err(told)?;
+    let limits = Limits { act: Some(act), ..limits_for(case, device) };
+    run(&reference, case, &limits, 0).map_err(|e| format!("{}: {e}", case.name))
+}
+
+/// Runs a case on a device and holds it to what is wanted.
+fn held(
+    device: &dyn Device,
+    case: &Case,
+    want: &[StepOutput],
+    tolerance: f32,
+) -> std::result::Result<f32, String> {
+    let have = run(device, case, &limits_for(case, device), 1)
+        .map_err(|e| format!("{}: {e}", case.name))?;
+    if want.len() != have.len() {
+        return Err(format!("{}: {} steps, expected {}", case.name, have.len(), want.len()));
+    }
     let mut worst = 0.0f32;
     for (step, (want, have)) in want.iter().zip(&have).enumerate() {
         let off = |what: String| Err(format!("{}, step {step}: {what}", case.name));
@@ -232,6 +272,20 @@ mod tests {
             .zip(&rounded[0].hidden)
             .fold(0.0f32, |m, (a, b)| m.max((a - b).abs()));
         assert!(gap > case.tolerance, "{gap}");
+    }
+
+    #[test]
+    fn each_device_is_held_and_the_failed_are_numbered() {
+        let all = cases();
+        let mut case = all.iter().find(|c| c.name.starts_with("attention")).unwrap().clone();
+        let block = |kv_block| ReferenceDevice { kv_block, ..Default::default() };
+        let [a, b, c] = [8, 32, 8].map(block);
+        let devices: [&dyn Device; 3] = [&a, &b, &c];
+        assert!(check_each(&devices, &case).is_empty());
+        // No difference is small enough.
+        case.tolerance = -1.0;
+        let failed = check_each(&devices, &case);
+        assert!(failed.iter().map(|f| f.0).eq(0..3) && failed[2].1.contains("within -1"));
     }
 
     #[test]
