@@ -1,6 +1,8 @@
 //! Metal's rules that C++ does not have, held against the text of every kernel source: the emulator compiles more than
 //! a device's compiler takes, and each of these would be seen on a Mac first. It runs nothing.
 
+mod calls;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 

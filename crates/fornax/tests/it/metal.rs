@@ -50,6 +50,34 @@ fn a_token_is_counted_where_the_device_counts() {
     assert!(cpu.stderr.contains("metal-emulated"), "{}", cpu.stderr);
 }
 
+#[test]
+fn kernels_are_timed_one_by_one_and_steps_by_who_works() {
+    let home = Folder::new();
+    let flags = ["--device", "metal-emulated", "--profile", "--timing"];
+    let told = run(&home, "qwen3-q8_0", &flags).ok().stderr;
+    let table = |head: &str| {
+        let lines = told.lines().skip_while(|l| !l.starts_with(head)).skip(1);
+        let rows = lines.map_while(|l| l.strip_suffix('%')).map(|l| {
+            let words: Vec<&str> = l.split_whitespace().collect();
+            (
+                words[0].to_string(),
+                words[1].parse::<u32>().unwrap(),
+                words[4].parse::<f64>().unwrap(),
+            )
+        });
+        rows.collect::<Vec<_>>()
+    };
+    for (head, one) in [("decode ", "gated_mlp"), ("decode kernels", "gated_mlp_q8_0")] {
+        let rows = table(head);
+        // Three layers of nine tokens: the last of ten is not fed again.
+        assert!(rows.iter().any(|r| r.0 == one && r.1 == 27), "{one} in {told}");
+        let all: f64 = rows.iter().map(|r| r.2).sum();
+        assert!((99.0..101.0).contains(&all), "{all} % in {told}");
+    }
+    let steps = told.lines().filter(|l| l.contains("recorded in") && l.contains("ran in"));
+    assert_eq!(steps.count(), 10, "{told}");
+}
+
 /// A model of real size: nothing is read twice, and 40 cores have something to do.
 #[test]
 fn a_token_of_a_real_shape_reads_nothing_twice() {
