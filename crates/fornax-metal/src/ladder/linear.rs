@@ -329,13 +329,16 @@ pub(super) fn gated_within(
     assert_eq!(have.len(), g.len(), "{what}");
     for (i, h) in have.iter().enumerate() {
         let w = activated(act, g[i], u[i]);
-        // What the two products may be off by, through the activation; and the activation's own.
+        // What the two products may be off by, through the activation; and the activation's own, which is no smaller than
+        // single precision is at one (where a factor is the rest of that one) times what the factor belongs to.
         let ways = [(1.0, 1.0), (1.0, -1.0), (-1.0, 1.0), (-1.0, -1.0)];
         let through =
             ways.map(|(a, b)| (activated(act, g[i] + a * of_g[i], u[i] + b * of_u[i]) - w).abs());
-        let bound = through.into_iter().fold(0.0, f64::max) + 1e-5 * (1.0 + w.abs());
+        let own = 1e-5 * (1.0 + w.abs()) + 2e-7 * (g[i] * u[i]).abs();
+        let bound = through.into_iter().fold(0.0, f64::max) + own;
         let off = (f64::from(*h) - w).abs();
-        assert!(off <= bound, "{what}: output {i} is {h}, expected {w} within {bound:.1e}");
+        let of = format!("{} and {}", g[i], u[i]);
+        assert!(off <= bound, "{what}: {i}, of {of}, is {h}, expected {w} within {bound:.1e}");
     }
 }
 
