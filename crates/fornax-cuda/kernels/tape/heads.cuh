@@ -1,0 +1,416 @@
+// Attention of one row by the blocks of a cluster, a KV head a cluster: head norms, positions, the append, all keys.
+//
+// Key j is the business of block j % 8 of the cluster, now and later, so the block that stores a key is the one that
+// reads it. All query heads that share the KV head share each key; DIM / 8 lanes take a key, 8 elements a lane, in
+// registers from the time before the queries exist. Each block sends what it has (means by maximum and sum) to the
+// owners of blocks of 32 results, who put the eight together.
+#pragma once
+#include "dense.cuh"
+
+static const float LOG2E = 1.44269504f;
+static const u32 KV_BLOCK = 64;
+static const u32 LANES = DIM / 8, PER_WARP = 32 / LANES;
+static const u32 SETS = GROUP <= 4 ? 1 : 2, SET_WARPS = NW / SETS, GROUPS = SET_WARPS * PER_WARP;
+#ifndef KEYS_AT_ONCE
+#define KEYS_AT_ONCE 4
+#endif
+
+struct TapeLayer {
+    u64 norm, mlp_norm, q_norm, k_norm, qkv_bias, o_bias, gu_bias, down_bias, sinks, keys, values;
+    u32 group, window, rope, spare;
+    float scale, softcap;
+    u32 spares[4];
+};
+static_assert(sizeof(TapeLayer) == 128, "as src/tape has it");
+
+// Eight neighbouring elements as the cache stores them.
+struct KvF16 {
+    struct Eight {
+        Vec4 v;
+    };
+    // Where it is `there`; else x is what it was, and counts for nothing.
+    __device__ static void load(Eight& x, const u8* pool, u64 tokens, u64 token, u32 e, bool there) {
+        const u8* p = pool + (token * (KV_HEADS * DIM) + e) * 2;
+        asm volatile("{.reg .pred p; setp.ne.u32 p, %5, 0; @p ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];}"
+                     : "+r"(x.v.x), "+r"(x.v.y), "+r"(x.v.z), "+r"(x.v.w)
+                     : "l"(p), "r"((u32)there)
+                     : "memory");
+    }
+    __device__ static void unpack(const Eight& x, float (&f)[8]) {
+        u32 w[4] = {x.v.x, x.v.y, x.v.z, x.v.w};
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            f[2 * i] = half_to_float(w[i] & 0xffff);
+            f[2 * i + 1] = half_to_float(w[i] >> 16);
+        }
+    }
+    // Stores element e and returns it as it will be read. Called by whole warps for 32 neighbours.
+    __device__ static float store(u8* pool, u64 tokens, u64 token, u32 e, float v) {
+        u16 h = float_to_half(v);
+        ((u16*)pool)[token * (KV_HEADS * DIM) + e] = h;
+        return half_to_float(h);
+    }
+};
+struct KvF32 {
+    struct Eight {
+        float f[8];
+    };
+    __device__ static void load(Eight& x, const u8* pool, u64 tokens, u64 token, u32 e, bool there) {
+        const float* p = (const float*)pool + token * (KV_HEADS * DIM) + e;
+        asm volatile(
+            "{.reg .pred p; setp.ne.u32 p, %9, 0; @p ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%8];"
+            " @p ld.global.cg.v4.f32 {%4,%5,%6,%7}, [%8+16];}"
+            : "+f"(x.f[0]), "+f"(x.f[1]), "+f"(x.f[2]), "+f"(x.f[3]), "+f"(x.f[4]), "+f"(x.f[5]), "+f"(x.f[6]), "+f"(x.f[7])
+            : "l"(p), "r"((u32)there)
+            : "memory");
+    }
+    __device__ static void unpack(const Eight& x, float (&f)[8]) {
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) f[i] = x.f[i];
+    }
+    __device__ static float store(u8* pool, u64 tokens, u64 token, u32 e, float v) {
+        ((float*)pool)[token * (KV_HEADS * DIM) + e] = v;
+        return v;
+    }
+};
+// All 8-bit numbers of the pool, then all scales.
+struct KvQ8 {
+    struct Eight {
+        u32 a, b, d;
+    };
+    __device__ static u64 scale_at(u64 tokens, u64 token, u32 e) {
+        return tokens * (KV_HEADS * DIM) + (token * (KV_HEADS * DIM) + e) / 32 * 2;
+    }
+    __device__ static void load(Eight& x, const u8* pool, u64 tokens, u64 token, u32 e, bool there) {
+        const u8 *p = pool + token * (KV_HEADS * DIM) + e, *s = pool + scale_at(tokens, token, e);
+        asm volatile(
+            "{.reg .pred p; .reg .b16 h; setp.ne.u32 p, %5, 0; @p ld.global.cg.v2.u32 {%0,%1}, [%3];"
+            " @p ld.global.cg.u16 h, [%4]; @p cvt.u32.u16 %2, h;}"
+            : "+r"(x.a), "+r"(x.b), "+r"(x.d)
+            : "l"(p), "l"(s), "r"((u32)there)
+            : "memory");
+    }
+    __device__ static void unpack(const Eight& x, float (&f)[8]) {
+        float d = half_to_float((u16)x.d);
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            f[i] = d * (float)(signed char)(x.a >> 8 * i & 255);
+            f[4 + i] = d * (float)(signed char)(x.b >> 8 * i & 255);
+        }
+    }
+    __device__ static float store(u8* pool, u64 tokens, u64 token, u32 e, float v) {
+        float top = fabsf(v);
+        for (u32 d = 1; d < 32; d *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, d));
+        float d = top / 127.0f;
+        int q = d > 0.0f ? (int)roundf(v / d) : 0;
+        u16 h = float_to_half(d);
+        pool[token * (KV_HEADS * DIM) + e] = (u8)q;
+        if (e % 32 == 0) *(u16*)(pool + scale_at(tokens, token, e)) = h;
+        return half_to_float(h) * (float)q;
+    }
+};
+
+__device__ inline float power2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ inline u64 token_place(const u32* table, u32 pos) {
+    return (u64)__ldg(table + pos / KV_BLOCK) * KV_BLOCK + pos % KV_BLOCK;
+}
+
+static const u32 PAIRS_A_LANE = DIM / 64;
+__device__ inline u32 left_of(u32 p) { return HALVES && p < PAIRS ? p : 2 * p; }
+__device__ inline u32 right_of(u32 p) { return HALVES && p < PAIRS ? p + PAIRS : 2 * p + 1; }
+
+// The gains of a head's norm, by pairs.
+struct Gains {
+    float a[PAIRS_A_LANE], b[PAIRS_A_LANE];
+    __device__ void take(const float* norm, u32 lane) {
+#pragma unroll
+        for (u32 j = 0; j < PAIRS_A_LANE; j++) {
+            a[j] = norm ? __ldg(norm + left_of(lane + 32 * j)) : 1.0f;
+            b[j] = norm ? __ldg(norm + right_of(lane + 32 * j)) : 1.0f;
+        }
+    }
+};
+
+// Norms a raw head and turns its pairs. One warp; a value is neither normed nor turned.
+__device__ inline void turn_head(u32 head, const Gains& g, bool normed, const float2* turns, float scale, bool turned, float eps, u32 lane) {
+    const float* x = (const float*)(room + AT_RAW) + head * DIM;
+    float* to = (float*)(room + AT_HEADS) + head * DIM;
+    float a[PAIRS_A_LANE], b[PAIRS_A_LANE], square = 0.0f;
+    float2 turn[PAIRS_A_LANE];
+#pragma unroll
+    for (u32 j = 0; j < PAIRS_A_LANE; j++) {
+        u32 p = lane + 32 * j;
+        a[j] = x[left_of(p)];
+        b[j] = x[right_of(p)];
+        turn[j] = {1.0f, 0.0f};
+        if (turned && p < PAIRS) turn[j] = turns[p];
+        if (HEAD_NORMS) {
+            square += a[j] * a[j] + b[j] * b[j];
+            a[j] *= g.a[j], b[j] *= g.b[j];
+        }
+    }
+    if (HEAD_NORMS && normed) scale *= rsqrtf(warp_sum(square) / (float)DIM + eps);
+#pragma unroll
+    for (u32 j = 0; j < PAIRS_A_LANE; j++) {
+        u32 p = lane + 32 * j;
+        float u = a[j] * scale, v = b[j] * scale;
+        to[left_of(p)] = u * turn[j].x - v * turn[j].y;
+        to[right_of(p)] = u * turn[j].y + v * turn[j].x;
+    }
+}
+
+// What a block keeps of the token's place.
+struct Spot {
+    const u32* tables;  // of the sequence, first group
+    u32 group_words, pos, rank;
+    u64 tokens;
+};
+
+struct Attention {
+    typename Kv::Eight k[KEYS_AT_ONCE], v[KEYS_AT_ONCE];
+    const u32* table;
+    Gains gains;  // of the warp's first head
+    u32 begin, keys, last;  // of this block's keys, counted by eights: first, behind the last; the last itself
+
+    __device__ static u32 group() { return threadIdx.x / 32 % SET_WARPS * PER_WARP + threadIdx.x % 32 / LANES; }
+    __device__ static u32 element() { return threadIdx.x % LANES * 8; }
+
+    // Begins to read this block's keys n, n + GROUPS, …
+    __device__ void fetch(const TapeLayer& s, const Spot& c, u32 head, u32 n) {
+#pragma unroll
+        for (u32 i = 0; i < KEYS_AT_ONCE; i++) {
+            bool there = n + i * GROUPS < keys;
+            u64 at = token_place(table, min(8 * (n + i * GROUPS) + c.rank, last));
+            Kv::load(k[i], (const u8*)s.keys, c.tokens, at, head * DIM + element(), there);
+            Kv::load(v[i], (const u8*)s.values, c.tokens, at, head * DIM + element(), there);
+        }
+    }
+
+    __device__ static const float* norm_of(const TapeLayer& s, u32 item) {
+        return (const float*)(item < GROUP ? s.q_norm : item == GROUP ? s.k_norm : 0);
+    }
+
+    __device__ void begin_layer(const TapeLayer& s, const Spot& c, u32 head) {
+        table = c.tables + s.group * c.group_words;
+        u32 from = s.window && c.pos + 1 > s.window ? c.pos + 1 - s.window : 0;
+        begin = (from + 7 - c.rank) / 8;
+        keys = c.pos > c.rank ? (c.pos - c.rank + 7) / 8 : 0;
+        last = keys ? 8 * (keys - 1) + c.rank : c.pos;
+        const typename Kv::Eight zero = {};
+#pragma unroll
+        for (u32 i = 0; i < KEYS_AT_ONCE; i++) k[i] = v[i] = zero;
+        fetch(s, c, head, begin + group());
+        if (HEAD_NORMS) gains.take(norm_of(s, threadIdx.x / 32), threadIdx.x % 32);
+    }
+
+    __device__ static float capped(const TapeLayer& s, float x) {
+        return CAPPED ? (s.softcap != 0.0f ? s.softcap * tanhf(x / s.softcap) : x) * LOG2E : x;
+    }
+
+    // Keys that were there before this token, so many a group at once.
+    template <u32 AT_ONCE>
+    __device__ __forceinline__ void some_keys(const TapeLayer& s, const Spot& c, u32 head, u32 old, float (&q)[WARP_HEADS][8],
+                                              float (&mix)[WARP_HEADS][8], float (&top)[WARP_HEADS], float (&sum)[WARP_HEADS]) {
+#pragma unroll 1
+        for (u32 base = 0; base < old; base += GROUPS * AT_ONCE) {
+            u32 n = begin + base + group();
+            // Whole warps pass over what is behind the last key.
+            if (base + threadIdx.x / 32 % SET_WARPS * PER_WARP >= old) break;
+            if (base > 0) fetch(s, c, head, n);
+            float score[AT_ONCE][WARP_HEADS];
+#pragma unroll
+            for (u32 i = 0; i < AT_ONCE; i++) {
+                float f[8];
+                Kv::unpack(k[i], f);
+#pragma unroll
+                for (u32 h = 0; h < WARP_HEADS; h++) {
+                    float x = 0.0f;
+#pragma unroll
+                    for (u32 j = 0; j < 8; j++) x = fmaf(q[h][j], f[j], x);
+                    score[i][h] = x;
+                }
+            }
+#pragma unroll
+            for (u32 d = 1; d < LANES; d *= 2)
+#pragma unroll
+                for (u32 i = 0; i < AT_ONCE; i++)
+#pragma unroll
+                    for (u32 h = 0; h < WARP_HEADS; h++) score[i][h] += __shfl_xor_sync(0xffffffffu, score[i][h], d);
+#pragma unroll
+            for (u32 h = 0; h < WARP_HEADS; h++) {
+                float high = top[h];
+#pragma unroll
+                for (u32 i = 0; i < AT_ONCE; i++) {
+                    score[i][h] = n + i * GROUPS < keys ? capped(s, score[i][h]) : -1e30f;
+                    high = fmaxf(high, score[i][h]);
+                }
+                float keep = power2(top[h] - high);
+                top[h] = high;
+                sum[h] *= keep;
+#pragma unroll
+                for (u32 j = 0; j < 8; j++) mix[h][j] *= keep;
+#pragma unroll
+                for (u32 i = 0; i < AT_ONCE; i++) {
+                    score[i][h] = score[i][h] > -1e29f ? power2(score[i][h] - high) : 0.0f;
+                    sum[h] += score[i][h];
+                }
+            }
+#pragma unroll
+            for (u32 i = 0; i < AT_ONCE; i++) {
+                float f[8];
+                Kv::unpack(v[i], f);
+#pragma unroll
+                for (u32 h = 0; h < WARP_HEADS; h++)
+#pragma unroll
+                    for (u32 j = 0; j < 8; j++) mix[h][j] = fmaf(score[i][h], f[j], mix[h][j]);
+            }
+        }
+    }
+
+    // When the raw heads are there: attends, and sends this block's part to the owners.
+    __device__ void run(const TapeLayer& s, const Spot& c, u32 head, float eps) {
+        u32 t = threadIdx.x, warp = t / 32, lane = t % 32, sub = lane / LANES, e = element(), set = warp / SET_WARPS;
+        bool appends = c.pos % PEERS == c.rank;
+        float factor = s.scale * (CAPPED ? 1.0f : LOG2E);
+        const float2* turns = (const float2*)(room + AT_TURNS) + s.rope * PAIRS;
+#pragma unroll 1
+        for (u32 item = warp; item < (appends ? GROUP + 2 : GROUP); item += NW) {
+            bool is_query = item < GROUP, is_value = item > GROUP;
+            if (HEAD_NORMS && item != warp) gains.take(norm_of(s, item), lane);
+            turn_head(item, gains, norm_of(s, item) != 0, turns, is_query ? factor : 1.0f, !is_value, eps, lane);
+            if (is_query) continue;
+            __syncwarp();
+            float* to = (float*)(room + AT_HEADS) + item * DIM;
+            u8* pool = (u8*)(is_value ? s.values : s.keys);
+            u64 at = token_place(table, c.pos);
+#pragma unroll
+            for (u32 el = lane; el < DIM; el += 32) to[el] = Kv::store(pool, c.tokens, at, head * DIM + el, to[el]);
+        }
+        meet();
+        MARK(4);
+        const float* heads = (const float*)(room + AT_HEADS);
+        float q[WARP_HEADS][8], mix[WARP_HEADS][8], top[WARP_HEADS], sum[WARP_HEADS];
+#pragma unroll
+        for (u32 h = 0; h < WARP_HEADS; h++) {
+            const float4* x = (const float4*)(heads + min(set * WARP_HEADS + h, GROUP - 1) * DIM + e);
+            float4 a = x[0], b = x[1];
+            q[h][0] = a.x, q[h][1] = a.y, q[h][2] = a.z, q[h][3] = a.w;
+            q[h][4] = b.x, q[h][5] = b.y, q[h][6] = b.z, q[h][7] = b.w;
+#pragma unroll
+            for (u32 i = 0; i < 8; i++) mix[h][i] = 0.0f;
+            top[h] = -1e30f;
+            sum[h] = 0.0f;
+        }
+        // Keys of this block without the token's own, and with it.
+        u32 old = keys > begin ? keys - begin : 0, all = old + (appends ? 1 : 0);
+        u32 busy = min((all + PER_WARP - 1) / PER_WARP, SET_WARPS);
+        if (appends && warp % SET_WARPS == old % GROUPS / PER_WARP) {
+            bool mine = group() == old % GROUPS;
+#pragma unroll
+            for (u32 h = 0; h < WARP_HEADS; h++) {
+                float x = 0.0f;
+#pragma unroll
+                for (u32 i = 0; i < 8; i++) x = fmaf(q[h][i], heads[GROUP * DIM + e + i], x);
+#pragma unroll
+                for (u32 d = 1; d < LANES; d *= 2) x += __shfl_xor_sync(0xffffffffu, x, d);
+                if (mine) top[h] = capped(s, x), sum[h] = 1.0f;
+#pragma unroll
+                for (u32 i = 0; i < 8; i++) mix[h][i] = mine ? heads[(GROUP + 1) * DIM + e + i] : 0.0f;
+            }
+        }
+        if (old <= GROUPS) {
+            some_keys<1>(s, c, head, old, q, mix, top, sum);
+        } else {
+            some_keys<KEYS_AT_ONCE>(s, c, head, old, q, mix, top, sum);
+        }
+        MARK(5);
+        merge(c.rank, busy, mix, top, sum, set, sub, e);
+    }
+
+    // The groups of a warp, the warps of a set, and then off to the owners.
+    __device__ void merge(u32 rank, u32 busy, float (&mix)[WARP_HEADS][8], float (&top)[WARP_HEADS],
+                          float (&sum)[WARP_HEADS], u32 set, u32 sub, u32 e) {
+        u32 t = threadIdx.x, warp = t / 32, lane = t % 32;
+        float* mixes = (float*)(room + AT_MIXES);
+        __shared__ float2 part[NW][WARP_HEADS];
+        if (warp % SET_WARPS < busy) {
+#pragma unroll
+            for (u32 h = 0; h < WARP_HEADS; h++) {
+#pragma unroll
+                for (u32 d = LANES; d < 32; d *= 2) {
+                    float high = fmaxf(top[h], __shfl_xor_sync(0xffffffffu, top[h], d)), keep = power2(top[h] - high);
+                    top[h] = high;
+                    sum[h] *= keep;
+                    sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], d);
+#pragma unroll
+                    for (u32 j = 0; j < 8; j++) {
+                        mix[h][j] *= keep;
+                        mix[h][j] += __shfl_xor_sync(0xffffffffu, mix[h][j], d);
+                    }
+                }
+                if (sub == 0) {
+                    float4* to = (float4*)(mixes + (warp * WARP_HEADS + h) * DIM + e);
+                    to[0] = {mix[h][0], mix[h][1], mix[h][2], mix[h][3]};
+                    to[1] = {mix[h][4], mix[h][5], mix[h][6], mix[h][7]};
+                }
+                if (lane == 0) part[warp][h] = {top[h], sum[h]};
+            }
+        }
+        meet();
+        u32 base = shared_address(room);
+#pragma unroll
+        for (u32 b = warp; b < MIX_BLOCKS; b += NW) {
+            u32 i = b * 32 + lane, h = i / DIM, w0 = h / WARP_HEADS * SET_WARPS, own = h % WARP_HEADS;
+            float high = -1e30f, all = 0.0f, mean = 0.0f;
+            float2 p[SET_WARPS];
+#pragma unroll
+            for (u32 w = 0; w < SET_WARPS; w++) {
+                p[w] = w < busy ? part[w0 + w][own] : float2{-1e30f, 0.0f};
+                high = fmaxf(high, p[w].x);
+            }
+#pragma unroll
+            for (u32 w = 0; w < SET_WARPS; w++) {
+                if (w >= busy) break;
+                float weight = power2(p[w].x - high);
+                all = fmaf(weight, p[w].y, all);
+                mean = fmaf(weight, mixes[((w0 + w) * WARP_HEADS + own) * DIM + i % DIM], mean);
+            }
+            u32 owner = b % PEERS, bar = at_peer(base + BAR_MIXES, owner);
+            u32 to = at_peer(base + AT_PARTS + (b / PEERS * PEERS + rank) * PART_BYTES, owner);
+            send(to + lane * 4, bar, mean);
+            if (lane == 0) send2(to + 128, bar, high, all);
+        }
+    }
+
+    // The results that this block owns, put together, rounded and exchanged.
+    __device__ static void finish(const TapeLayer& s, u32 head, u32 rank, u8* board, u32 epoch) {
+        u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll 1
+        for (u32 n = warp; n * PEERS + rank < MIX_BLOCKS; n += NW) {
+            u32 b = n * PEERS + rank;
+            const u8* parts = room + AT_PARTS + n * PEERS * PART_BYTES;
+            const float* sinks = (const float*)s.sinks;
+            float sink = sinks ? __ldg(sinks + head * GROUP + b * 32 / DIM) * LOG2E : -1e30f, high = sink;
+            float2 p[PEERS];
+            float v[PEERS], all = 0.0f, mean = 0.0f;
+#pragma unroll
+            for (u32 r = 0; r < PEERS; r++) {
+                p[r] = *(const float2*)(parts + r * PART_BYTES + 128);
+                v[r] = *(const float*)(parts + r * PART_BYTES + lane * 4);
+                high = fmaxf(high, p[r].x);
+            }
+#pragma unroll
+            for (u32 r = 0; r < PEERS; r++) {
+                float weight = power2(p[r].x - high);
+                all = fmaf(weight, p[r].y, all);
+                mean = fmaf(weight, v[r], mean);
+            }
+            if (sinks) all += power2(sink - high);
+            put_block(board + (head * MIX_BLOCKS + b) * 48, mean / all, epoch, lane);
+        }
+    }
+};

@@ -1,0 +1,421 @@
+// Decode steps of one sequence: one launch runs every layer, chooses the token and goes on with it, for as many tokens
+// as it is asked for.
+//
+// One block a multiprocessor, in clusters of eight. Weights come from the block's own tape (dense.cuh) through a ring
+// that a warp of its own keeps full. A layer has six hand-overs: rows of queries, key and value within the cluster of
+// their KV head (heads.cuh); parts of attention within it; its result, rounded, to the owners of rows of the output;
+// their rows to all; gated blocks, rounded, to the owners of rows of down, which are the same rows; their rows to all.
+// Values that go to all carry the number of their exchange, and whoever needs them reads until it is right.
+#include "heads.cuh"
+
+struct TapeArgs {
+    u32 rounds, base, group_words, stride, out_first, out_next, tokens_low, tokens_high, epoch;
+    float scale, head_scale, head_softcap, eps;
+};
+
+// The best logit that is known, and the sum of exponentials relative to it.
+struct Best {
+    float value, sum;
+    u32 at;
+    __device__ void join(const Best& o) {
+        bool first = value > o.value || (value == o.value && at < o.at);
+        float high = first ? value : o.value, low = first ? o.value : value, less = first ? o.sum : sum;
+        sum = first ? sum : o.sum;
+        // Where nothing was usable the value is −∞ and the sum 0.
+        if (less > 0.0f) sum += less * __expf(low - high);
+        value = high;
+        at = first ? at : o.at;
+    }
+    __device__ void join_warp(u32 from) {
+        for (u32 d = from; d > 0; d /= 2) {
+            Best o;
+            o.value = __shfl_xor_sync(0xffffffffu, value, d);
+            o.sum = __shfl_xor_sync(0xffffffffu, sum, d);
+            o.at = __shfl_xor_sync(0xffffffffu, at, d);
+            join(o);
+        }
+    }
+    __device__ static Best none() { return {negative_infinity(), 0.0f, NO_TOKEN}; }
+    // Above it, the first block says that the sequence was stopped.
+    static const u32 NO_TOKEN = 0x7fffffffu;
+};
+
+__device__ inline float gate_of(float g, float u) {
+#if ACT == 0
+    return g / (1.0f + __expf(-g)) * u;
+#else
+    float inner = 0.7978845608f * (g + 0.044715f * g * g * g);
+    return 0.5f * g * (1.0f + tanhf(inner)) * u;
+#endif
+}
+
+// Sine and cosine of a position's angles.
+__device__ inline void turn_to(u32 pos, const float* freqs) {
+    float2* turns = (float2*)(room + AT_TURNS);
+#pragma unroll 1
+    for (u32 i = threadIdx.x; i < ROPES * PAIRS; i += CONSUMERS) {
+        // Frequencies, with the factor of both in the place behind them.
+        const float* f = freqs + i / PAIRS * (PAIRS + 1);
+        float sine, cosine;
+        sincosf((float)pos * f[i % PAIRS], &sine, &cosine);
+        turns[i] = {cosine * f[PAIRS], sine * f[PAIRS]};
+    }
+}
+
+__device__ inline void embed(u32 token, const u8* table, float scale) {
+    static const u32 EACH = (WIDTH + CONSUMERS - 1) / CONSUMERS;
+    if (token >= VOCAB) token = 0;
+    float v[EACH];
+#pragma unroll
+    for (u32 k = 0; k < EACH; k++) {
+        u32 i = min(threadIdx.x + k * CONSUMERS, WIDTH - 1);
+        Where p = {table, (u64)VOCAB * NB_WIDTH, VOCAB, NB_WIDTH, token, token * NB_WIDTH + i / 32};
+        v[k] = W_TABLE::at(p, i % 32) * scale;
+    }
+#pragma unroll
+    for (u32 k = 0; k < EACH; k++) {
+        u32 i = threadIdx.x + k * CONSUMERS;
+        if (i < WIDTH) *(float*)(room + AT_TOKEN + i * 4) = v[k];
+    }
+}
+
+// What does not change within a launch.
+struct Step {
+    TapeArgs a;
+    TapeShare share;
+    u8* board;
+    float* logits;
+    Feed feed;
+    u32 cluster, rank, even, ends, at;  // at: layers, and heads, since the launch began; even: rows of a piece of O and down; ends: layers' ends that were received
+    bool attends;
+    // Of single-unit rows, pieces whose sums are added up together.
+#ifndef PIECES
+#define PIECES (RB >= 4 ? 2 : 4)
+#endif
+    static const u32 P = NB_WIDTH > 32 ? 1 : PIECES;
+
+    // Rows of the output or of down, onto the residuals, to all.
+    template <class W, u32 NB>
+    __device__ void residual_rows(const float* bias, u64* to, u32 epoch) {
+        u32 lane = threadIdx.x % 32;
+        float* own = (float*)(room + AT_OWN);
+        product<W, NB, AT_X1, 1>(feed, share.rows, even, [&](u32 i, float v) {
+            if (lane % (32 / RB) != 0 || i >= share.rows) return;
+            if (BIASES && bias) v += __ldg(bias + share.row0 + i);
+            v += own[i];
+            own[i] = v;
+            put_value(to + share.row0 + i, v, epoch);
+        });
+    }
+
+    __device__ void queries(const TapeLayer& s) {
+        u32 lane = threadIdx.x % 32, base = shared_address(room);
+        float factor = norm_factor(a.eps);
+        product<W_QKV, NB_WIDTH, AT_X0, P>(feed, QKV_ROWS, PIECE_ROWS, [&](u32 i, float v) {
+            static const u32 SAME = 32 / (P * RB);
+            if (QKV_ROWS % (NW * P * RB) != 0 && i >= QKV_ROWS) return;
+            u32 row = rank * QKV_ROWS + i;
+            v *= factor;
+            if (BIASES && s.qkv_bias) v += __ldg((const float*)s.qkv_bias + cluster * HEAD_ROWS + row);
+#pragma unroll
+            for (u32 k = 0; k < PEERS; k += SAME) {
+                u32 peer = k + lane % SAME;
+                if (SAME <= PEERS || peer < PEERS) send(at_peer(base + AT_RAW + row * 4, peer), at_peer(base + BAR_HEADS, peer), v);
+            }
+        });
+    }
+
+    __device__ void gated(const TapeLayer& s, u32 epoch) {
+        u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        float factor = norm_factor(a.eps);
+        float* own = (float*)(room + AT_GATED);
+        product<W_GU, NB_WIDTH, AT_X0, P>(feed, 64 * share.gates, PIECE_ROWS, [&](u32 i, float v) {
+            static const u32 SAME = 32 / (P * RB);
+            u32 out = i / (2 * NW) * NW + warp;
+            v *= factor;
+            if (BIASES && s.gu_bias) v += __ldg((const float*)s.gu_bias + 2 * (min(share.gate0 * 32 + out, FF - 1)) + (i / NW & 1));
+            float other = __shfl_xor_sync(0xffffffffu, v, SAME);
+            if (lane % (2 * SAME) == 0 && i < 64 * share.gates) own[out] = gate_of(v, other);
+        });
+        meet();
+        MARK(14);
+#pragma unroll 1
+        for (u32 b = warp; b < share.gates; b += NW)
+            put_block(board + BOARD_GATED + (share.gate0 + b) * 48, own[b * 32 + lane], epoch, lane);
+    }
+
+    __device__ void layer(const TapeLayer& s, const Spot& spot, u32 number, u32 epoch, u32 parity) {
+        u64 *middle = (u64*)(board + BOARD_MIDDLE), *end = (u64*)(board + BOARD_LAYER);
+        u32 bars = shared_address(room);
+        if (attends) {
+            Attention mix;
+            mix.begin_layer(s, spot, cluster);
+            if (number == 0) {
+                round_token((const float*)s.norm);
+            } else {
+                receive<BAR_LAYER, NB_WIDTH>(ends & 1);
+                ends++;
+            }
+            says(true);
+            MARK(1);
+            queries(s);
+            MARK(2);
+            bar_wait_cluster(bars + BAR_HEADS, parity);
+            if (threadIdx.x == 0) bar_expect(bars + BAR_HEADS, HEAD_ROWS * 4);
+            MARK(3);
+            mix.run(s, spot, cluster, a.eps);
+            MARK(6);
+            if (rank < MIX_BLOCKS) {
+                bar_wait_cluster(bars + BAR_MIXES, parity);
+                MARK(7);
+                Attention::finish(s, cluster, rank, board + BOARD_MIXES, epoch);
+                if (threadIdx.x == 0) bar_expect(bars + BAR_MIXES, mix_bytes());
+            }
+        } else {
+            if (WINDOWS && number > 0) {
+                receive<BAR_LAYER, NB_WIDTH>(ends & 1);
+                ends++;
+            }
+            says(true);
+            // No warp may be a layer behind another.
+            meet();
+        }
+        MARK(8);
+        receive<BAR_OUTPUT, NB_HEADS>(parity);
+        says(false);
+        MARK(9);
+        residual_rows<W_O, NB_HEADS>((const float*)s.o_bias, middle, epoch);
+        MARK(10);
+        receive<BAR_GATED, NB_WIDTH>(parity);
+        MARK(12);
+        if (share.gates) gated(s, epoch);
+        MARK(15);
+        receive<BAR_DOWN, NB_FF>(parity);
+        MARK(16);
+        residual_rows<W_DOWN, NB_FF>((const float*)s.down_bias, end, epoch);
+        at++;
+        MARK(17);
+    }
+
+    // Bytes of the block's tape.
+    __device__ u64 tape_bytes() const {
+        static const u32 U = (NB_WIDTH + 31) / 32;
+        u32 queries = attends ? QKV_ROWS * U * W_QKV::SLOT : 0, gated = 64 * share.gates * U * W_GU::SLOT;
+        u32 row = (NB_HEADS + 31) / 32 * W_O::SLOT + (NB_FF + 31) / 32 * W_DOWN::SLOT;
+        return (u64)(queries + gated + share.rows * row) * LAYERS + (u64)share.heads * U * W_HEAD::SLOT;
+    }
+
+    // Says what the block works at, and whether nobody waits for an exchange.
+    __device__ void says(bool quiet) {
+        if (WINDOWS && threadIdx.x == 0) *(volatile u32*)(room + AT_STEP) = 2 * at + quiet;
+    }
+
+    // Bytes that the other blocks of the cluster send to this one in a layer.
+    __device__ u32 mix_bytes() const { return (MIX_BLOCKS - rank + PEERS - 1) / PEERS * PEERS * PART_BYTES; }
+
+    // The block's best logit, to all.
+    __device__ void head(u32 epoch, bool sums, bool stopped) {
+        u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        receive<BAR_LAYER, NB_WIDTH>(ends & 1);
+        ends++;
+        says(true);
+        MARK(18);
+        float factor = norm_factor(a.eps) * a.head_scale;
+        Best best = Best::none();
+        product<W_HEAD, NB_WIDTH, AT_X0, P>(feed, share.heads, PIECE_ROWS, [&](u32 i, float v) {
+            if (i >= share.heads) return;
+            v *= factor;
+            if (a.head_softcap != 0.0f) v = a.head_softcap * tanhf(v / a.head_softcap);
+            u32 row = share.head0 + i;
+            if (logits && lane % (32 / (P * RB)) == 0) logits[row] = v;
+            if (!(v > negative_infinity())) return;
+            if (sums) {
+                best.join({v, 1.0f, row});
+            } else if (v > best.value) {
+                best = {v, 1.0f, row};
+            }
+        });
+        // Lanes with the same rows have the same, and are not added up.
+        u32 same = 32 / (P * RB);
+        for (u32 d = 16; d >= same; d /= 2) {
+            Best o;
+            o.value = __shfl_xor_sync(0xffffffffu, best.value, d);
+            o.sum = __shfl_xor_sync(0xffffffffu, best.sum, d);
+            o.at = __shfl_xor_sync(0xffffffffu, best.at, d);
+            best.join(o);
+        }
+        float4* parts = (float4*)(room + AT_BESTS);
+        if (lane == 0) parts[warp] = {best.value, best.sum, __uint_as_float(best.at), 0.0f};
+        at++;
+        MARK(19);
+        meet();
+        if (warp > 0) return;
+        best = Best::none();
+        if (lane < NW) best = {parts[lane].x, parts[lane].y, __float_as_uint(parts[lane].z)};
+        best.join_warp(16);
+        u32 at = best.at | (stopped && blockIdx.x == 0 ? 0x80000000u : 0);
+        if (lane == 0) put_three(board + BOARD_BEST + blockIdx.x * 16, __float_as_uint(best.value), __float_as_uint(best.sum), at, epoch);
+    }
+
+    // The best of all blocks; every block finds the same.
+    __device__ Best choose(u32 epoch, bool& stopped) {
+        u32 t = threadIdx.x, warp = t / 32, lane = t % 32;
+        Best best = Best::none();
+        u32 stop = 0;
+        POLLS;
+        for (u32 i = t; i < BLOCKS; i += CONSUMERS) {
+            Three v;
+            do {
+                v = get_three(board + BOARD_BEST + i * 16);
+                WATCHED("the best logits");
+            } while (v.epoch != epoch);
+            stop |= v.c >> 31;
+            best.join({__uint_as_float(v.a), __uint_as_float(v.b), v.c & Best::NO_TOKEN});
+        }
+        __syncwarp();
+        best.join_warp(16);
+        stop = __any_sync(0xffffffffu, stop);
+        float4* parts = (float4*)(room + AT_BESTS + 256);
+        if (lane == 0) parts[warp] = {best.value, best.sum, __uint_as_float(best.at), __uint_as_float(stop)};
+        meet();
+        best = Best::none();
+        stopped = false;
+#pragma unroll
+        for (u32 i = 0; i < NW; i++) {
+            best.join({parts[i].x, parts[i].y, __float_as_uint(parts[i].z)});
+            stopped |= __float_as_uint(parts[i].w) != 0;
+        }
+        return best;
+    }
+};
+
+// What a rank passes on, token after token.
+__device__ inline void forward(const Step& step, const TapeArgs& a, const float* final_norm, u32 warp) {
+    Forwarder f = {step.rank, warp, threadIdx.x % 32, shared_address(room)};
+    const u8* board = step.board;
+#pragma unroll 1
+    for (u32 round = 0; round < a.rounds; round++) {
+        u32 epoch = a.epoch + round * (LAYERS + 1);
+        POLLS;
+        while (*(volatile u32*)(room + AT_ROUND) != round + 1) {
+            if (*(volatile u32*)(room + AT_HALT)) return;
+            WATCHED("the next token");
+        }
+        __syncwarp();
+#pragma unroll 1
+        for (u32 i = 0; i < LAYERS; i++, epoch++) {
+            const TapeLayer& s = ((const TapeLayer*)(room + AT_LAYERS))[i];
+            if ((WINDOWS || step.attends) && i > 0) f.row<BAR_LAYER>(board + BOARD_LAYER, epoch - 1, (const float*)s.norm);
+            f.blocks<NB_HEADS, BAR_OUTPUT>(board + BOARD_MIXES, epoch);
+            f.row<BAR_GATED>(board + BOARD_MIDDLE, epoch, (const float*)s.mlp_norm);
+            f.blocks<NB_FF, BAR_DOWN>(board + BOARD_GATED, epoch);
+        }
+        f.row<BAR_LAYER>(board + BOARD_LAYER, epoch - 1, final_norm);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(8, 1, 1)
+    tape_decode(TapeArgs a, const TapeLayer* layers, const TapeShare* shares, const u8* tape, Row* all_rows,
+                const Wanted* wanted, u32* last, const u32* stops, const u32* stop, Out* outs, const u8* table,
+                const float* final_norm, const float* freqs, const u32* tables, float* logits, u8* board) {
+    u32 t = threadIdx.x, base = shared_address(room);
+    Step step = {a, shares[blockIdx.x], board, logits, {0, 0}, blockIdx.x / PEERS,
+                 blockIdx.x % PEERS, 0, 0, 0, blockIdx.x / PEERS < KV_HEADS};
+    step.even = even_pieces(step.share.rows);
+    if (t == 0) {
+        for (u32 i = 0; i < SLOTS; i++) {
+            bar_init(base + AT_BARS + i * 8, 1);
+            bar_init(base + AT_BARS + (SLOTS + i) * 8, NW);
+        }
+        for (u32 i = 0; i < 6; i++) bar_init(base + BAR_HEADS + i * 8, 1);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        bar_expect(base + BAR_HEADS, HEAD_ROWS * 4);
+        if (step.rank < MIX_BLOCKS) bar_expect(base + BAR_MIXES, step.mix_bytes());
+        bar_expect(base + BAR_OUTPUT, NB_HEADS * 48);
+        bar_expect(base + BAR_GATED, NB_WIDTH * 48);
+        bar_expect(base + BAR_DOWN, NB_FF * 48);
+        bar_expect(base + BAR_LAYER, NB_WIDTH * 48);
+        *(u32*)(room + AT_HALT) = 0;
+        *(u32*)(room + AT_ROUND) = 0;
+        *(u32*)(room + AT_STEP) = 1;
+#ifdef TIMES
+        for (u32 i = 0; i < PHASES; i++) times_sums[i] = 0;
+        times_at = clock64();
+#endif
+    }
+    // Lanes beyond the end of a row see blocks of nothing.
+    for (u32 i = t; i < (AT_OWN - AT_X0) / 4; i += THREADS) *(u32*)(room + AT_X0 + i * 4) = 0;
+    for (u32 i = t; i < LAYERS * 8; i += THREADS) *(uint4*)(room + AT_LAYERS + i * 16) = __ldg((const uint4*)layers + i);
+    cluster_barrier();
+    if (t >= CONSUMERS) {
+        if (t == CONSUMERS) {
+            const u8* from = tape + step.share.at;
+            Filler f = {{0, 0}, {0, 0}, from, from, from + step.tape_bytes(), policy_once(), 0, 0, step.even, 0};
+            for (u32 round = 0; round < a.rounds; round++)
+                if (!f.token(step.share, step.attends)) break;
+            f.drain();
+        } else if (t >= CONSUMERS + 32) {
+            forward(step, a, final_norm, t / 32 - NW - 1);
+        }
+        __syncwarp();
+        cluster_barrier();
+        return;
+    }
+#ifdef NOSTREAM
+    for (u32 i = 0; i < SLOTS; i++) bar_wait(base + AT_BARS + i * 8, 0);
+#endif
+    Row row = all_rows[a.base];
+    Wanted w = wanted[0];
+    u32 token = row.token == NONE ? last[row.slot] : row.token, parity = 0;
+    turn_to(row.pos, freqs);
+    for (u32 round = 0; round < a.rounds && row.left != 0; round++) {
+        u32 epoch = a.epoch + round * (LAYERS + 1);
+        if (t == 0) *(volatile u32*)(room + AT_ROUND) = round + 1;
+        embed(token, table, a.scale);
+        meet();
+        for (u32 i = t; i < step.share.rows; i += CONSUMERS) ((float*)(room + AT_OWN))[i] = ((float*)(room + AT_TOKEN))[step.share.row0 + i];
+        MARK(0);
+        Spot spot = {tables + row.seq * a.stride, a.group_words, row.pos, step.rank, (u64)a.tokens_high << 32 | a.tokens_low};
+#pragma unroll 1
+        for (u32 i = 0; i < LAYERS; i++) {
+            step.layer(((const TapeLayer*)(room + AT_LAYERS))[i], spot, i, epoch + i, parity);
+            parity ^= 1;
+        }
+        bool stopped = blockIdx.x == 0 && *(volatile const u32*)(stop + row.slot) >= w.ticket;
+        step.head(epoch + LAYERS, w.kind & LOGPROB, stopped && w.chain != NONE);
+        MARK(20);
+        turn_to(row.pos + 1, freqs);
+        Best best = step.choose(epoch + LAYERS, stopped);
+        MARK(21);
+        bool usable = best.at != Best::NO_TOKEN, ends = stopped || !usable;
+#ifdef NOSTREAM
+        ends = false;
+#endif
+
+        token = usable ? best.at : 0;
+        const u32* listed = stops + row.seq * STOPS;
+        u32 entries = __ldg(listed);
+        for (u32 i = 1; i < STOPS; i++) ends |= i <= entries && __ldg(listed + i) == token;
+        u32 left = ends ? 0 : row.left - 1;
+        if (blockIdx.x == 0 && t == 0 && w.kind & TOKEN) {
+            float logprob = w.kind & LOGPROB && usable ? -logf(best.sum) : __int_as_float(0x7fc00000);
+            outs[row.round == 0 ? 0 : a.out_first + (row.round - 1) * a.out_next] = {token, logprob, usable ? CHOSEN : UNUSABLE, row.pos + 1};
+            if (w.kind & SETS_LAST) last[row.slot] = token;
+            if (w.chain != NONE) {
+                u32 more = a.base == w.chain ? row.left : all_rows[w.chain].left;
+                all_rows[w.chain] = {token, row.pos + 1, row.seq, row.slot, ends ? 0 : more - 1, row.round + 1, 0, 0};
+            }
+        }
+        row.left = left;
+        row.pos++;
+        row.round++;
+        MARK(22);
+    }
+    if (t == 0) *(volatile u32*)(room + AT_HALT) = 1;
+#ifdef TIMES
+    if (t == 0 && (blockIdx.x == 0 || blockIdx.x == BLOCKS - 1 || blockIdx.x == PEERS * (KV_HEADS - 1)) && a.rounds > 1)
+        for (u32 p = 0; p < PHASES; p++)
+            if (times_sums[p]) printf("block %d phase %d: %d cycles a token\n", (int)blockIdx.x, p, (int)(times_sums[p] / a.rounds));
+#endif
+    cluster_barrier();
+}
