@@ -19,15 +19,15 @@ use fornax_plan::{
     WeightRef,
 };
 
-struct Shape {
-    name: &'static str,
+pub(crate) struct Shape {
+    pub(crate) name: &'static str,
     layers: u32,
     width: u32,
     ff: u32,
     heads: u32,
     kv_heads: u32,
     dim: u32,
-    vocab: u32,
+    pub(crate) vocab: u32,
     tied: bool,
     norms: bool,
 }
@@ -41,23 +41,27 @@ const fn shape(
     Shape { name, layers, width, ff, heads, kv_heads, dim, vocab, tied, norms }
 }
 
-const SHAPES: &[Shape] = &[
+pub(crate) const SHAPES: &[Shape] = &[
     shape("smollm2-135m", [30, 576, 1536, 9, 3, 64, 49_152], true, false),
     shape("smollm2-360m", [32, 960, 2560, 15, 5, 64, 49_152], true, false),
     shape("qwen3-0.6b", [28, 1024, 3072, 16, 8, 128, 151_936], true, true),
     shape("llama-1b", [16, 2048, 8192, 32, 8, 64, 128_256], true, false),
     shape("llama-8b", [32, 4096, 14_336, 32, 8, 128, 128_256], false, false),
+    // Few layers of those, which the reference can follow.
+    shape("few-64", [2, 960, 2560, 15, 5, 64, 4096], true, false),
+    shape("few-128", [2, 1024, 3072, 16, 8, 128, 4096], true, true),
+    shape("few-wide", [1, 4096, 14_336, 32, 8, 128, 4096], false, false),
 ];
 
 /// Random encoded weights; matrices are windows of it at different places.
-struct Pool {
+pub(crate) struct Pool {
     ty: TensorType,
     data: Arc<Mapping>,
     at: usize,
 }
 
 impl Pool {
-    fn new(ty: TensorType) -> Result<Pool, String> {
+    pub(crate) fn new(ty: TensorType) -> Result<Pool, String> {
         // One piece is quantised and repeated with its blocks in another order.
         let piece = 1 << 20;
         let values: Vec<f32> = (0..piece).map(|i| 2.0 * uniform(7, i) - 1.0).collect();
@@ -85,7 +89,7 @@ impl Pool {
     }
 }
 
-fn plan(s: &Shape, pool: &mut Pool) -> Plan {
+pub(crate) fn plan(s: &Shape, pool: &mut Pool) -> Plan {
     let hyper = Hyper { family: s.name.into(), vocab: s.vocab, width: s.width, context: 1 << 15 };
     let mut p = Plan::new(hyper);
     let vector = |p: &mut Plan, len: u32, scale: f32| {

@@ -104,6 +104,21 @@ inline int __float_as_int(float v) { return host_bits<int>(v); }
 inline unsigned __float_as_uint(float v) { return host_bits<unsigned>(v); }
 inline int __popc(unsigned v) { return __builtin_popcount(v); }
 inline int __clz(unsigned v) { return v ? __builtin_clz(v) : 32; }
+inline int __dp4a(int a, int b, int c) {
+    for (int i = 0; i < 32; i += 8) c += (int)(signed char)(a >> i) * (int)(signed char)(b >> i);
+    return c;
+}
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned by) {
+    unsigned long long both = (unsigned long long)b << 32 | a;
+    unsigned r = 0;
+    for (int i = 0; i < 4; i++) r |= (unsigned)(both >> 8 * (by >> 4 * i & 7) & 255) << 8 * i;
+    return r;
+}
+inline unsigned __vsub4(unsigned a, unsigned b) {
+    unsigned r = 0;
+    for (int i = 0; i < 32; i += 8) r |= ((a >> i) - (b >> i) & 255) << i;
+    return r;
+}
 inline float __expf(float v) { return expf(v); }
 inline float rsqrtf(float v) { return 1.0f / sqrtf(v); }
 

@@ -7,8 +7,7 @@
 __device__ inline void finish_choice(Row row, Wanted w, u32 ix, u32 token, bool usable, float logprob, u32 out_first, u32 out_next,
                                      Row* all_rows, u32* last, const u32* stops, const u32* stop, Out* outs) {
     u32 to = row.round == 0 ? ix : out_first + (row.round - 1) * out_next + ix;
-    Out chosen = {token, logprob, usable ? CHOSEN : UNUSABLE, row.pos + 1};
-    outs[to] = chosen;
+    put_out(&outs[to], token, logprob, usable, w.ticket, row.pos + 1);
     if (w.kind & SETS_LAST) last[row.slot] = token;
     if (w.chain == NONE) return;
     bool ends = !usable || stop[row.slot] >= w.ticket;

@@ -25,7 +25,8 @@ static const u32 TOKEN = 1, LOGPROB = 2, SETS_LAST = 4;
 // Instead of TOKEN: the kernels of sample.cu choose, by a draw, or after penalties, or both.
 static const u32 DRAWN = 8, PENALISED = 16;
 
-// A chosen token.
+// A chosen token. The lowest two bits of `state` say what became of it, those above are the ticket's: so whoever looks while
+// a ticket runs can tell its outputs from what was there before.
 struct Out {
     u32 token;
     float logprob;
@@ -53,6 +54,17 @@ __device__ inline u16 float_to_half(float f) {
     return h;
 }
 #endif
+
+// As one store of 16 bytes, where `to` is a multiple of 16: nobody sees half of it.
+__device__ inline void put_out(Out* to, u32 token, float logprob, bool usable, u32 ticket, u32 pos) {
+    u32 state = (usable ? CHOSEN : UNUSABLE) | ticket << 2;
+#ifdef FORNAX_HOST
+    Out out = {token, logprob, state, pos};
+    *to = out;
+#else
+    asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(token), "r"(__float_as_uint(logprob)), "r"(state), "r"(pos) : "memory");
+#endif
+}
 
 __device__ inline float warp_sum(float v) {
     for (int d = 16; d > 0; d >>= 1) v += __shfl_xor_sync(0xffffffffu, v, d);

@@ -14,6 +14,27 @@ struct Vec4 {
     u32 x, y, z, w;
 };
 
+#ifdef FORNAX_HOST
+// Addresses of shared memory are distances here, and copies are there at once.
+static char host_window[16];
+inline u32 shared_address(const void* p) { return (u32)((uintptr_t)p - (uintptr_t)host_window); }
+template <class T>
+inline T host_shared(u32 at) {
+    T v;
+    std::memcpy(&v, host_window + (int)at, sizeof v);
+    return v;
+}
+inline void copy16(u32 to, const void* from) { std::memcpy(host_window + (int)to, from, 16); }
+inline void copy8(u32 to, const void* from) { std::memcpy(host_window + (int)to, from, 8); }
+inline void copy4(u32 to, const void* from) { std::memcpy(host_window + (int)to, from, 4); }
+inline void copies_commit() {}
+template <int N>
+inline void copies_wait() {}
+inline Vec4 shared16(u32 at) { return host_shared<Vec4>(at); }
+inline u32 shared4(u32 at) { return host_shared<u32>(at); }
+inline u32 shared2(u32 at) { return host_shared<u16>(at); }
+inline u32 shared1(u32 at) { return host_shared<u8>(at); }
+#else
 __device__ inline u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
 __device__ inline void copy16(u32 to, const void* from) {
@@ -51,6 +72,7 @@ __device__ inline u32 shared1(u32 at) {
     asm volatile("ld.shared.u8 %0, [%1];" : "=r"(v) : "r"(at) : "memory");
     return v;
 }
+#endif
 
 // One block of activations: two halves of 16, the scale, and the sums of the halves as two 16-bit numbers.
 struct Act {

@@ -109,6 +109,24 @@ args! {
     }
     /// `retile_*`: row i goes to row `base + i · step` of a matrix of `all` rows of `nb` blocks.
     RetileArgs { rows: u32, nb: u32, base: u32, step: u32, all: u32, }
+    /// `lay_*`: a matrix of `rows` rows of `nb` blocks, `units` of 32 of them a row.
+    LayArgs { rows: u32, nb: u32, units: u32, }
+    /// `tape_decode`.
+    TapeArgs {
+        rounds: u32,
+        base: u32,
+        group_words: u32,
+        stride: u32,
+        out_first: u32,
+        out_next: u32,
+        tokens_low: u32,
+        tokens_high: u32,
+        epoch: u32,
+        scale: f32,
+        head_scale: f32,
+        head_softcap: f32,
+        eps: f32,
+    }
     /// `embed_rows`; `ty` is the kernels' number of the format.
     EmbedRowsArgs { rows: u32, width: u32, vocab: u32, ty: u32, scale: f32, }
     /// `decode`: sizes, then where things lie in shared memory.

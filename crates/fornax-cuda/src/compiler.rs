@@ -123,8 +123,7 @@ impl Compiler {
 
     /// The source and the headers, or what stands for them.
     fn read(&self, name: &str, source: &str) -> (String, Vec<(String, String)>) {
-        let mut headers: Vec<(String, String)> =
-            kernels::HEADERS.iter().map(|(n, t)| (n.to_string(), t.to_string())).collect();
+        let mut headers = headers();
         let mut source = source.to_string();
         if let Some(folder) = &self.sources {
             for (name, text) in &mut headers {
@@ -141,7 +140,14 @@ impl Compiler {
                 source.insert_str(0, &found);
             }
         }
+        let headers = reached(&source, headers);
         (source, headers)
+    }
+
+    /// Where code is kept, and what is learnt of it.
+    pub(crate) fn folder(&self) -> Option<&Path> {
+        // What is learnt of variants is nothing about the kernels.
+        self.folder.as_deref().filter(|_| self.sources.is_none())
     }
 
     /// Machine code of a source.
@@ -174,6 +180,11 @@ impl Compiler {
     }
 }
 
+/// All headers.
+fn headers() -> Vec<(String, String)> {
+    kernels::HEADERS.iter().map(|(n, t)| (n.to_string(), t.to_string())).collect()
+}
+
 /// Where machine code is kept.
 fn cache_folder() -> Option<PathBuf> {
     let named = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
@@ -183,8 +194,26 @@ fn cache_folder() -> Option<PathBuf> {
     })
 }
 
+/// The headers that a source includes, and those that they include: code does not depend on others.
+fn reached(source: &str, headers: Vec<(String, String)>) -> Vec<(String, String)> {
+    let mut names: Vec<&str> = included(source).collect();
+    let mut at = 0;
+    while let Some(name) = names.get(at).copied() {
+        let text = headers.iter().find(|h| h.0 == name).map_or("", |h| h.1.as_str());
+        let more: Vec<&str> = included(text).filter(|n| !names.contains(n)).collect();
+        names.extend(more);
+        at += 1;
+    }
+    let reached: Vec<bool> = headers.iter().map(|h| names.contains(&h.0.as_str())).collect();
+    headers.into_iter().zip(reached).filter(|(_, r)| *r).map(|(h, _)| h).collect()
+}
+
+fn included(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().filter_map(|line| line.trim().strip_prefix("#include \"")?.split('"').next())
+}
+
 /// Writes beside the place and renames, so that nobody reads half a file. A cache that cannot be written is none.
-fn keep(file: &Path, code: &[u8]) {
+pub(crate) fn keep(file: &Path, code: &[u8]) {
     let Some(folder) = file.parent() else { return };
     let beside = file.with_extension(format!("{}", std::process::id()));
     let written = std::fs::create_dir_all(folder).and_then(|()| std::fs::write(&beside, code));
@@ -393,3 +422,31 @@ type Get = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
 const NAMES: &[&str] = &["nvrtc64_130_0.dll", "nvrtc64_120_0.dll"];
 #[cfg(not(windows))]
 const NAMES: &[&str] = &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn code_depends_on_the_headers_that_its_source_reaches() {
+        let header = |name: &str, text: &str| (name.to_string(), text.to_string());
+        let all = vec![
+            header("a.cuh", "#pragma once\n#include \"b.cuh\"\nint a;"),
+            header("b.cuh", "int b;"),
+            header("c.cuh", "#include \"a.cuh\""),
+        ];
+        let names = |source: &str| {
+            reached(source, all.clone()).into_iter().map(|h| h.0).collect::<Vec<_>>()
+        };
+        assert_eq!(names("#include \"a.cuh\"\nint x;"), ["a.cuh", "b.cuh"]);
+        assert_eq!(names("int x;"), Vec::<String>::new());
+        for (name, source) in crate::kernels::sources() {
+            let found = reached(source, headers());
+            let missing: Vec<&str> = included(source)
+                .chain(found.iter().flat_map(|h| included(&h.1)))
+                .filter(|n| !found.iter().any(|h| h.0 == *n))
+                .collect();
+            assert_eq!(missing, Vec::<&str>::new(), "{name}");
+        }
+    }
+}

@@ -6,9 +6,10 @@ use fornax_plan::{ActMode, Device, DeviceInfo, Limits, Plan, Program, Refusal, R
 
 use crate::compiler::Compiler;
 use crate::driver::Gpu;
+use crate::fast::drive::{Drive, Kept};
 use crate::feed::Shape;
 use crate::kernels;
-use crate::prepare::{self, KV_BLOCK};
+use crate::prepare::{self, Asked, KV_BLOCK};
 use crate::program::CudaProgram;
 use crate::support;
 
@@ -18,6 +19,10 @@ pub struct CudaDevice {
     gpu: Arc<Gpu>,
     compiler: Compiler,
     long_from: Option<u32>,
+    /// How to decode, where the environment is not asked.
+    drive: Option<Drive>,
+    /// Whether ways of decoding are timed at load: not where nothing runs.
+    races: bool,
 }
 
 impl CudaDevice {
@@ -27,7 +32,8 @@ impl CudaDevice {
     /// `is_unsupported` where there is no driver, no such GPU or no compiler; says what is
     /// missing and what would help. Nothing panics.
     pub fn open(ordinal: u32) -> Result<CudaDevice> {
-        Ok(CudaDevice { gpu: Gpu::open(ordinal)?, compiler: Compiler::load()?, long_from: None })
+        let (gpu, compiler) = (Gpu::open(ordinal)?, Compiler::load()?);
+        Ok(CudaDevice { gpu, compiler, long_from: None, drive: None, races: true })
     }
 
     /// The same device with products of `rows` rows and more as those of long prompts, with activations of halves:
@@ -35,6 +41,20 @@ impl CudaDevice {
     #[must_use]
     pub fn with_long_from(self, rows: u32) -> CudaDevice {
         CudaDevice { long_from: Some(rows), ..self }
+    }
+
+    /// The same device decoding as `FORNAX_CUDA_DRIVER` would have it with this text, whatever that is.
+    ///
+    /// # Errors
+    /// `is_malformed` for anything but `graph`, `persistent`, `tape` and nothing.
+    pub fn with_driver(self, name: &str) -> Result<CudaDevice> {
+        Ok(CudaDevice { drive: Some(Drive::parse(Some(name))?), ..self })
+    }
+
+    /// Objects of the driver that programs and the device hold: memory, code, graphs, events.
+    pub fn objects(&self) -> usize {
+        // Each of them holds the GPU.
+        Arc::strong_count(&self.gpu) - 1
     }
 
     /// Why the GPU cannot be used by this process any more; `None` as long as it can.
@@ -46,14 +66,38 @@ impl CudaDevice {
     #[cfg(test)]
     pub(crate) fn on_paper() -> Result<CudaDevice> {
         let gpu = crate::driver::host::blank(90, 132, 232_448);
-        Ok(CudaDevice { gpu, compiler: Compiler::load()?, long_from: None })
+        Ok(CudaDevice {
+            gpu,
+            compiler: Compiler::load()?,
+            long_from: None,
+            drive: None,
+            races: false,
+        })
+    }
+
+    /// What programs are made with.
+    #[cfg(test)]
+    pub(crate) fn parts(&self) -> (&Arc<Gpu>, &Compiler) {
+        (&self.gpu, &self.compiler)
     }
 
     /// A device whose kernels run on the CPU, and the hand on it.
     #[cfg(test)]
     pub(crate) fn on_the_cpu() -> (CudaDevice, crate::driver::host::Control) {
         let (gpu, control) = crate::driver::host::gpu();
-        (CudaDevice { gpu, compiler: Compiler::none(), long_from: None }, control)
+        let compiler = Compiler::none();
+        (CudaDevice { gpu, compiler, long_from: None, drive: None, races: true }, control)
+    }
+}
+
+impl CudaDevice {
+    /// Where the choice of how to decode such a plan on this GPU is kept.
+    fn kept(&self, plan: &Plan, limits: &Limits) -> Kept {
+        let shapes: Vec<_> = plan.weights.iter().map(|w| (w.ty, w.rows, w.cols)).collect();
+        let ops: Vec<String> = plan.ops.iter().map(|op| format!("{op:?}")).collect();
+        let limits = format!("{:?} {} {:?}", limits.kv_type, limits.slots, limits.act);
+        let what = (&self.gpu.name, kernels::decoding_sources(), shapes, ops, limits);
+        Kept::new(self.compiler.folder(), &what)
     }
 }
 
@@ -83,9 +127,13 @@ impl Device for CudaDevice {
 
     fn prepare(&self, plan: &Plan, limits: &Limits) -> Result<Box<dyn Program>> {
         let shape = Shape::new(plan, limits);
-        let prepared =
-            prepare::prepare(&self.gpu, &self.compiler, plan, limits, &shape, self.long_from)?;
-        let program = CudaProgram::new(Arc::clone(&self.gpu), plan, limits, shape, prepared)?;
+        let drive = self.drive.map_or_else(Drive::asked, Ok)?;
+        let asked = Asked { long_from: self.long_from, drive };
+        let prepared = prepare::prepare(&self.gpu, &self.compiler, plan, limits, &shape, asked)?;
+        let mut program = CudaProgram::new(Arc::clone(&self.gpu), plan, limits, shape, prepared)?;
+        if self.races && drive == Drive::Either {
+            program.race(&self.kept(plan, limits))?;
+        }
         Ok(Box::new(program))
     }
 }

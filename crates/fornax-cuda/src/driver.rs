@@ -137,12 +137,7 @@ impl Gpu {
         constants: &[u32],
         pointers: &[u64],
     ) -> Result<()> {
-        self.queue(
-            function,
-            Form { grid, threads, shared, together: false, early: false },
-            constants,
-            pointers,
-        )
+        self.queue(function, Form::plain(grid, threads, shared), constants, pointers)
     }
 
     /// As [`Gpu::launch`] of a kernel that may begin while the one in front still runs, because it waits for that one
@@ -157,7 +152,7 @@ impl Gpu {
         pointers: &[u64],
     ) -> Result<()> {
         let early = self.arch >= 90;
-        let form = Form { grid, threads, shared, together: false, early };
+        let form = Form { early, ..Form::plain(grid, threads, shared) };
         self.queue(function, form, constants, pointers)
     }
 
@@ -171,7 +166,21 @@ impl Gpu {
         constants: &[u32],
         pointers: &[u64],
     ) -> Result<()> {
-        let form = Form { grid: (blocks, 1), threads, shared, together: true, early: false };
+        let form = Form { together: true, ..Form::plain((blocks, 1), threads, shared) };
+        self.queue(function, form, constants, pointers)
+    }
+
+    /// As [`Gpu::launch_together`] with blocks in clusters, so many at most as run at once ([`Function::clusters`]).
+    pub(crate) fn launch_clusters(
+        &self,
+        function: &Function,
+        (clusters, each): (u32, u32),
+        threads: u32,
+        shared: u32,
+        constants: &[u32],
+        pointers: &[u64],
+    ) -> Result<()> {
+        let form = in_clusters((clusters, each), threads, shared);
         self.queue(function, form, constants, pointers)
     }
 
@@ -210,8 +219,13 @@ impl Gpu {
 
     /// Queues zeroes over all of it.
     pub(crate) fn clear_queued(&self, memory: &Memory) -> Result<()> {
-        // SAFETY: the range is the memory's own.
-        self.told("clearing memory", unsafe { self.api.clear_queued(memory.ptr, memory.len) })
+        self.clear_range(memory.ptr, memory.len)
+    }
+
+    /// Queues zeroes over a part of some memory.
+    pub(crate) fn clear_range(&self, at: u64, bytes: usize) -> Result<()> {
+        // SAFETY: the caller computes the range inside one allocation.
+        self.told("clearing memory", unsafe { self.api.clear_queued(at, bytes) })
     }
 
     /// Queues a copy within the device.
@@ -248,6 +262,15 @@ impl Gpu {
         self.told("stopping a slot", unsafe { self.api.poke(to, word) })
     }
 
+    /// Reads words past everything that is queued, into page-locked memory that no step uses.
+    pub(crate) fn peek(&self, from: u64, to: &mut Pinned, words: usize) -> Result<()> {
+        self.enter()?;
+        let to = &mut to.words_mut()[..words];
+        // SAFETY: the caller computes the range inside one allocation; the words are there when the call returns.
+        let done = unsafe { self.api.peek(to.as_mut_ptr().cast(), from, 4 * words) };
+        self.told("reading results so far", done)
+    }
+
     /// Records what `queue` launches as a graph instead of running it.
     pub(crate) fn capture(self: &Arc<Gpu>, queue: impl FnOnce() -> Result<()>) -> Result<Graph> {
         self.told("beginning a graph", self.api.begin_graph())?;
@@ -264,6 +287,11 @@ impl Gpu {
         let event = self.told("making an event", self.api.event())?;
         Ok(Event { gpu: Arc::clone(self), event })
     }
+}
+
+/// Clusters that all run at once.
+fn in_clusters((clusters, each): (u32, u32), threads: u32, shared: u32) -> Form {
+    Form { cluster: each, ..Form::plain((clusters * each, 1), threads, shared) }
 }
 
 /// What helps where memory runs out.
@@ -335,6 +363,18 @@ impl Module {
         let function = self.gpu.told(&format!("looking for the kernel {name}"), function)?;
         Ok(Function { _module: Arc::clone(self), function, name: name.to_string() })
     }
+
+    /// The words of a variable.
+    pub(crate) fn variable<const N: usize>(self: &Arc<Module>, name: &str) -> Result<[u32; N]> {
+        self.gpu.enter()?;
+        // SAFETY: the module is loaded.
+        let at = unsafe { self.gpu.api.variable(self.module, name) };
+        let at = self.gpu.told(&format!("looking for {name}"), at)?;
+        let mut bytes = vec![0; 4 * N];
+        self.gpu.read(at, &mut bytes)?;
+        let word = |ix: usize| [0, 1, 2, 3].map(|b| bytes[4 * ix + b]);
+        Ok(std::array::from_fn(|ix| u32::from_le_bytes(word(ix))))
+    }
 }
 
 impl Drop for Module {
@@ -361,6 +401,16 @@ impl Function {
         // SAFETY: the function belongs to a loaded module.
         let done = unsafe { gpu.api.allow_shared(self.function, bytes) };
         gpu.told(&format!("giving {} shared memory", self.name), done)
+    }
+
+    /// How many clusters of so many blocks the GPU runs at once; [`Function::allow_shared`] comes first.
+    pub(crate) fn clusters(&self, each: u32, threads: u32, shared: u32) -> Result<u32> {
+        let gpu = &self._module.gpu;
+        gpu.enter()?;
+        // SAFETY: the function belongs to a loaded module.
+        let most =
+            unsafe { gpu.api.clusters(self.function, in_clusters((1, each), threads, shared)) };
+        gpu.told(&format!("asking how many clusters of {} run at once", self.name), most)
     }
 }
 

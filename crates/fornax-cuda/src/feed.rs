@@ -16,7 +16,7 @@ use crate::slots::Slots;
 pub(crate) const ROW: usize = 8;
 /// Words of a wanted row: row, [`TOKEN`]…, chain row among all rows or [`NONE`], ticket.
 pub(crate) const WANTED: usize = 4;
-/// Words of an output: token, log-probability, state ([`CHOSEN`]…), position.
+/// Words of an output: token, log-probability, state ([`CHOSEN`]… and, above two bits, the ticket), position.
 pub(crate) const OUT: usize = 4;
 /// Words of a sequence's stop list: the count, then the tokens.
 pub(crate) const STOPS: usize = 16;
@@ -41,6 +41,11 @@ pub(crate) const PENALISED: u32 = 16;
 pub(crate) const CHOSEN: u32 = 1;
 /// Output: no logit of the row was usable.
 pub(crate) const UNUSABLE: u32 = 2;
+
+/// What became of an output of this ticket; nothing yet where its state is another's.
+pub(crate) fn outcome(state: u32, ticket: u32) -> u32 {
+    if state >> 2 == ticket & (u32::MAX >> 2) { state & 3 } else { 0 }
+}
 
 /// Rounds of one ticket at most.
 pub(crate) const CHAIN_MAX: u32 = 64;

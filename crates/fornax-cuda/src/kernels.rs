@@ -10,6 +10,7 @@ use crate::compiler::Compiler;
 use crate::driver::{Gpu, Module};
 use crate::fast::planes;
 use crate::fast::stage::{ROWS_THREADS, THREADS};
+use crate::fast::tape;
 use crate::rows;
 
 /// Headers by the names under which the sources include them.
@@ -30,6 +31,10 @@ pub(crate) static HEADERS: &[(&str, &str)] = &[
     ("../wgmma.cuh", include_str!("../kernels/wgmma.cuh")),
     ("stage.cuh", include_str!("../kernels/fast/stage.cuh")),
     ("attend.cuh", include_str!("../kernels/fast/attend.cuh")),
+    ("room.cuh", include_str!("../kernels/tape/room.cuh")),
+    ("dense.cuh", include_str!("../kernels/tape/dense.cuh")),
+    ("heads.cuh", include_str!("../kernels/tape/heads.cuh")),
+    ("links.cuh", include_str!("../kernels/tape/links.cuh")),
 ];
 
 /// A constant that a fast kernel is compiled with.
@@ -54,6 +59,8 @@ static FAST: &[(&str, &str)] = &[
     ("retile", include_str!("../kernels/fast/retile.cu")),
     ("decode", include_str!("../kernels/fast/decode.cu")),
     ("rows", include_str!("../kernels/fast/rows.cu")),
+    ("lay", include_str!("../kernels/tape/lay.cu")),
+    ("tape", include_str!("../kernels/tape/tape.cu")),
     ("round", include_str!("../kernels/mma/round.cu")),
     ("products", include_str!("../kernels/mma/products.cu")),
     ("turn", include_str!("../kernels/mma/turn.cu")),
@@ -62,6 +69,19 @@ static FAST: &[(&str, &str)] = &[
     ("expand", include_str!("../kernels/prefill/expand.cu")),
     ("gemm", include_str!("../kernels/prefill/gemm.cu")),
 ];
+
+/// What a timing of the ways to decode depends on.
+pub(crate) fn decoding_sources() -> Vec<&'static str> {
+    let decodes = |name: &str| ["decode", "tape", "products", "few"].contains(&name);
+    let sources = FAST.iter().filter(|f| decodes(f.0)).map(|f| f.1);
+    sources.chain(HEADERS.iter().map(|h| h.1)).collect()
+}
+
+/// Every source by its name, as it is in the file.
+#[cfg(test)]
+pub(crate) fn sources() -> impl Iterator<Item = (&'static str, &'static str)> {
+    families().iter().map(|f| (f.name, f.source)).chain(FAST.iter().copied())
+}
 
 /// The source of a fast kernel with these formats and constants.
 pub(crate) fn fast_source(name: &str, types: &[TensorType], defines: &[Define]) -> String {
@@ -76,11 +96,18 @@ pub(crate) fn fast_source(name: &str, types: &[TensorType], defines: &[Define]) 
     for d in defines {
         text.push_str(&format!("#define {} {}\n", d.name, d.value));
     }
+    if name == "tape" {
+        text.push_str(&format!("#define SLOTS {TAPE_RING}\n"));
+    }
     let body = FAST.iter().find(|f| f.0 == name).map_or("", |f| f.1);
     text.push_str("#line 1\n");
     text.push_str(body);
     text
 }
+
+/// As many pieces as shared memory has room for; the kernel says what it needs then.
+const TAPE_RING: &str =
+    "((SHARED_LIMIT - AT_RING) / SLOT_STRIDE < 56 ? (SHARED_LIMIT - AT_RING) / SLOT_STRIDE : 56)";
 
 /// A fast kernel as some models need it: its name, formats and constants.
 #[derive(Clone, Debug)]
@@ -98,7 +125,7 @@ impl Variant {
 
     /// Whether its instructions are those of GPUs of this architecture.
     pub fn runs_on(&self, arch: u32) -> bool {
-        self.name != "gemm" || arch == 90
+        !["gemm", "tape"].contains(&self.name) || arch == 90
     }
 
     /// What tells it from its like.
@@ -170,6 +197,8 @@ pub fn variants() -> Vec<Variant> {
         let defines = decode_defines(shape, kv, rows, &sets[types]).to_vec();
         list.push(Variant { name: "decode", types: sets[types].clone(), defines });
     }
+    list.push(Variant { name: "lay", types: all(), defines: Vec::new() });
+    list.extend(tape::variants());
     list.extend(rows::variants());
     list
 }

@@ -21,10 +21,12 @@ use crate::args::{EmbedArgs, NormArgs, SelectArgs};
 use crate::compiler::Compiler;
 use crate::driver::{Gpu, Memory, Module};
 use crate::fast::decode::{Decode, Parts, RowsKernel, Words};
+use crate::fast::drive::{Drive, Way};
 use crate::fast::fold::{self, Folded};
 use crate::fast::planes;
 use crate::fast::stage::STAGE_BYTES;
-use crate::fast::{Addresses, Dense};
+use crate::fast::tape::{self, Tape};
+use crate::fast::{Addresses, Dense, Wire};
 use crate::feed::Shape;
 use crate::kernels::{self, entry};
 use crate::rows::{self, Rows};
@@ -63,6 +65,8 @@ pub(crate) struct Prepared {
     pub(crate) rows: Option<RowsKernel>,
     /// Whole decode steps, where every op has a stage.
     pub(crate) decode: Option<Decode>,
+    /// Decoding of one sequence from tapes, where the plan and the GPU are fit for it.
+    pub(crate) tape: Option<Tape>,
     /// Steps of many rows, where tensor cores do any of it.
     pub(crate) many: Option<Rows>,
     /// By slot: the token chosen last.
@@ -77,7 +81,15 @@ pub(crate) struct Prepared {
     _memory: Vec<Memory>,
 }
 
-/// Makes everything ready. `long_from` is from where on products of many rows have activations of halves.
+/// What was asked of the device beside limits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    /// From where on products of many rows have activations of halves.
+    pub(crate) long_from: Option<u32>,
+    pub(crate) drive: Drive,
+}
+
+/// Makes everything ready.
 ///
 /// # Errors
 /// `is_malformed` for a plan that contradicts itself or a kernel that does not compile,
@@ -88,7 +100,7 @@ pub(crate) fn prepare(
     plan: &Plan,
     limits: &Limits,
     shape: &Shape,
-    long_from: Option<u32>,
+    asked: Asked,
 ) -> Result<Prepared> {
     plan.validate()?;
     if let Some(r) = refusals(plan, limits).first() {
@@ -107,8 +119,8 @@ pub(crate) fn prepare(
     }
     // Tensor cores add in an order that the rows of a step decide.
     let many =
-        if exact || limits.deterministic { None } else { builder.many(&spans, long_from)? };
-    let mut prepared = builder.finish()?;
+        if exact || limits.deterministic { None } else { builder.many(&spans, asked.long_from)? };
+    let mut prepared = builder.finish(asked.drive)?;
     prepared.scratch_bytes += many.as_ref().map_or(0, Rows::scratch_bytes);
     prepared.many = many;
     // The weights were copied beside the stream, the rest was cleared on it.
@@ -240,6 +252,7 @@ impl<'a> Builder<'a> {
             copies_last: false,
             rows: None,
             decode: None,
+            tape: None,
             many: None,
             last,
             history,
@@ -299,7 +312,7 @@ impl<'a> Builder<'a> {
         Rows::new(gpu, compiler, self.plan, self.limits, items, long_from).map(Some)
     }
 
-    fn finish(mut self) -> Result<Prepared> {
+    fn finish(mut self, drive: Drive) -> Result<Prepared> {
         let is_copy =
             |a: &Action| matches!(a, Action::CopyLogits { .. } | Action::CopyHidden { .. });
         let first = self.out.actions.iter().position(is_copy).unwrap_or(0);
@@ -322,7 +335,10 @@ impl<'a> Builder<'a> {
             let merge_memory = std::mem::replace(merge, [gpu.alloc(4)?, gpu.alloc(4)?]);
             // Whole steps share the work out by the rows that there are.
             if !self.limits.deterministic {
-                self.out.decode = Decode::new(&parts, wire, merge_memory, x, planes)?;
+                let whole = (wire as &Wire, merge_memory, x);
+                self.out.decode = Decode::new(&parts, drive, whole, planes)?;
+                self.out.tape = self.tape(&parts, drive, wire, planes)?;
+                self.out.weight_bytes += self.out.tape.as_ref().map_or(0, Tape::bytes);
             }
             self.out.weight_bytes += fast.planes.bytes;
             self.places.memory.push(fast.at);
@@ -330,6 +346,47 @@ impl<'a> Builder<'a> {
         }
         self.out._memory = self.places.memory;
         Ok(self.out)
+    }
+
+    /// Tapes, where they are wanted and can be had.
+    fn tape(
+        &self,
+        parts: &Parts<'_>,
+        drive: Drive,
+        wire: &Wire,
+        planes: &mut planes::Planes,
+    ) -> Result<Option<Tape>> {
+        if !drive.wants(Way::Tape) {
+            return Ok(None);
+        }
+        let fitted = match &wire.lacks {
+            None => tape::fit::fit(self.plan, &self.folded.norms, &wire.stages),
+            Some(what) => Err(what.clone()),
+        };
+        let made = match fitted {
+            Ok((fit, layers)) => {
+                let logits = self.plan.ops.iter().find_map(|op| match op {
+                    Op::Logits { out, .. } => Some(self.places.value(*out)),
+                    _ => None,
+                });
+                let source = tape::Source {
+                    layers: &layers,
+                    stages: &wire.stages,
+                    final_norm: self.places.vector(fit.final_norm),
+                    logits: logits.unwrap_or(0),
+                    fit,
+                };
+                Tape::new(parts, &source, planes)?
+            }
+            Err(why) => Err(why),
+        };
+        match made {
+            Ok(tape) => Ok(Some(tape)),
+            Err(why) => {
+                tracing::info!("cuda: single sequences are not decoded from tapes: {why}");
+                drive.checked(Way::Tape, None, &why)
+            }
+        }
     }
 
     fn value(&self, v: ValueId) -> Place {

@@ -3,6 +3,7 @@
 //! knows no kernel.
 
 mod cache;
+mod race;
 mod results;
 
 use std::collections::{HashMap, VecDeque};
@@ -15,6 +16,7 @@ use fornax_plan::{
 };
 
 use crate::driver::{Event, Gpu, Graph, Pinned};
+use crate::fast::drive::{Way, Ways};
 use crate::fast::stage::ROWS_THREADS;
 use crate::feed::{self, Feed, PENALISED, ROW, Shape};
 use crate::prepare::{Action, Extent, KV_BLOCK, Place, Prepared};
@@ -27,6 +29,8 @@ const IN_FLIGHT_MAX: usize = 2;
 /// The host's side of one step in flight.
 #[derive(Debug)]
 struct Frame {
+    /// The ticket that has it, as the device is told.
+    ticket: u32,
     feed: Feed,
     upload: Pinned,
     out: Pinned,
@@ -59,16 +63,27 @@ struct Round {
     ways: u32,
 }
 
+/// What a whole step must leave in memory, besides the tokens that it chooses.
+#[derive(Clone, Copy, Debug)]
+struct Leaves {
+    logits: bool,
+    hidden: bool,
+}
+
 #[derive(Debug)]
 pub(crate) struct CudaProgram {
     // Graphs and frames wait for the stream when dropped, so they come before what they use.
     graphs: HashMap<Round, Graph>,
     frames: Vec<Frame>,
+    /// Outputs of a ticket that still runs, for whoever asks.
+    glance: Pinned,
     prepared: Prepared,
     gpu: Arc<Gpu>,
     plan: Plan,
     limits: Limits,
     shape: Shape,
+    /// How steps of a few rows are decoded.
+    ways: Ways,
     free: Vec<usize>,
     flights: VecDeque<Flight>,
     slots: Slots,
@@ -89,6 +104,7 @@ impl CudaProgram {
     ) -> Result<CudaProgram> {
         let frame = |_| {
             Ok(Frame {
+                ticket: 0,
                 feed: Feed::new(&shape, limits),
                 upload: gpu.pinned(shape.len())?,
                 out: gpu.pinned(shape.out_len())?,
@@ -100,9 +116,12 @@ impl CudaProgram {
             })
         };
         let frames = (0..IN_FLIGHT_MAX).map(frame).collect::<Result<Vec<_>>>()?;
+        let glance = gpu.pinned(shape.out_len())?;
         let (vocab, width) = widths(plan);
-        Ok(CudaProgram {
+        let mut program = CudaProgram {
             graphs: HashMap::new(),
+            glance,
+            ways: Ways { one: Way::Graph, several: Way::Graph },
             frames,
             prepared,
             plan: plan.clone(),
@@ -116,7 +135,9 @@ impl CudaProgram {
             width,
             shape,
             gpu,
-        })
+        };
+        program.ways = program.first_ways();
+        Ok(program)
     }
 
     /// Queues the step and its chain. Nothing here waits.
@@ -125,6 +146,7 @@ impl CudaProgram {
         let batch = &f.feed.batch;
         let host = |w: &fornax_plan::Wanted| !matches!(w.want, Want::Token { .. });
         let copies = batch.wanted.iter().any(host);
+        let hidden = batch.wanted.iter().any(|w| matches!(w.want, Want::Hidden));
         let (rows, wanted) = (batch.rows.len() as u32, batch.wanted.len() as u32);
         // One row of each sequence, each of them wanted: the shape of decoding.
         let in_turn = batch.wanted.iter().enumerate().all(|(ix, w)| w.row as usize == ix);
@@ -141,7 +163,8 @@ impl CudaProgram {
         let first = Round { first: true, rows, wanted, kinds, ways };
         // One token a sequence: the shape of steady decoding.
         let steady = rows == wanted && rows <= self.limits.slots;
-        if single && self.whole_step(first, 1)? {
+        let leaves = Leaves { logits: copies || ways != 0, hidden };
+        if single && self.whole_step(first, 1, leaves)? {
             self.choices(first)?;
             if copies {
                 self.copies(first, frame)?;
@@ -166,11 +189,12 @@ impl CudaProgram {
     /// Queues the further rounds of a ticket.
     fn chain(&mut self, round: Round, rounds: u32) -> Result<()> {
         // What is chosen by a draw needs kernels of its own after each round.
-        if rounds > 0 && round.ways == 0 && self.whole_step(round, rounds)? {
+        let leaves = Leaves { logits: round.ways != 0, hidden: false };
+        if rounds > 0 && round.ways == 0 && self.whole_step(round, rounds, leaves)? {
             return Ok(());
         }
         for _ in 0..rounds {
-            if round.ways != 0 && self.whole_step(round, 1)? {
+            if round.ways != 0 && self.whole_step(round, 1, leaves)? {
                 self.choices(round)?;
             } else {
                 self.replay(round)?;
@@ -194,15 +218,22 @@ impl CudaProgram {
     }
 
     /// Queues so many rounds as one launch; false where there is no kernel for that.
-    fn whole_step(&mut self, round: Round, rounds: u32) -> Result<bool> {
-        let Some(decode) = &self.prepared.decode else { return Ok(false) };
-        if self.times.is_some() || !decode.takes(round.rows) {
+    fn whole_step(&mut self, round: Round, rounds: u32, leaves: Leaves) -> Result<bool> {
+        if self.times.is_some() {
             return Ok(false);
         }
+        let way = if round.rows == 1 { self.ways.one } else { self.ways.several };
         let (base, wanted) = self.places(round.first);
         let words = self.prepared.words(&self.shape, wanted);
-        if let Some(decode) = &mut self.prepared.decode {
-            decode.launch(&self.gpu, (round.rows, rounds, base as u32), &words)?;
+        let (gpu, size) = (&self.gpu, (round.rows, rounds, base as u32));
+        match (way, &mut self.prepared.tape, &mut self.prepared.decode) {
+            (Way::Tape, Some(tape), _) if round.rows == 1 && !leaves.hidden => {
+                tape.launch(gpu, (rounds, base as u32), &words, leaves.logits)?;
+            }
+            (Way::Tape | Way::Whole, _, Some(decode)) if decode.takes(round.rows) => {
+                decode.launch(gpu, size, &words)?;
+            }
+            _ => return Ok(false),
         }
         Ok(true)
     }
@@ -426,7 +457,7 @@ impl Program for CudaProgram {
         let CudaProgram { frames, slots, .. } = self;
         let f = &mut frames[frame];
         f.feed.fill(step, &self.plan, &self.limits, KV_BLOCK, &self.shape, ticket, slots)?;
-        self.tickets = ticket;
+        (self.tickets, f.ticket) = (ticket, ticket);
         self.queue(frame)?;
         for seq in step {
             if seq.wants.iter().any(|(_, w)| matches!(w, Want::Token { .. })) {
@@ -447,6 +478,7 @@ impl Program for CudaProgram {
         out.clear();
         let Flight { frame, seen, .. } = self.flights[at];
         if !seen && !self.frames[frame].done.passed()? {
+            self.so_far(frame, out)?;
             return Ok(Progress::Running);
         }
         self.see(at)?;

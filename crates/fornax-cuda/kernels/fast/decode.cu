@@ -80,8 +80,7 @@ __device__ __noinline__ u32 pick(const StepArgs& a, u32 r, const Best* bests, u3
         if (t == 0 && w.kind & TOKEN && row.left != 0) {
             float logprob = w.kind & LOGPROB && usable ? -logf(b.sum) : __int_as_float(0x7fc00000);
             u32 to = row.round == 0 ? r : a.out_first + (row.round - 1) * a.out_next + r;
-            Out out = {chosen, logprob, usable ? CHOSEN : UNUSABLE, row.pos + 1};
-            outs[to] = out;
+            put_out(&outs[to], chosen, logprob, usable, w.ticket, row.pos + 1);
             if (w.kind & SETS_LAST) last[row.slot] = chosen;
             if (w.chain != NONE) {
                 ends |= !usable || stopped >= w.ticket;

@@ -204,7 +204,7 @@ __device__ __forceinline__ void take_piece(W (&w)[RB], u32 slot, u32 warp, u32 l
 }
 
 // Units of a row that are waited for together.
-constexpr u32 chunk_of(u32 units) { return units % 4 == 0 ? 4 : units % 3 == 0 ? 3 : units % 2 == 0 ? 2 : 1; }
+__device__ constexpr u32 chunk_of(u32 units) { return units % 4 == 0 ? 4 : units % 3 == 0 ? 3 : units % 2 == 0 ? 2 : 1; }
 
 // `rows` rows of NB blocks, `most` a piece, by the input at X. P pieces of rows of one unit leave their sums together:
 // out(i, v), by whole warps, where the 32 / (P · RB) neighbouring lanes have the sum of the same row i, which may be

@@ -17,9 +17,14 @@ static const u32 HEAD_ROWS = (GROUP + 2) * DIM, QKV_ROWS = HEAD_ROWS / PEERS;
 static const u32 MIX_BLOCKS = GROUP * DIM / 32, OWN_BLOCKS = (MIX_BLOCKS + PEERS - 1) / PEERS;
 static const u32 ROWS_MAX = 512, GATES_MAX = 16;
 
-constexpr u32 more(u32 a, u32 b) { return a > b ? a : b; }
-constexpr u32 lines(u32 bytes) { return (bytes + 127) / 128 * 128; }
-constexpr u32 whole_units(u32 nb) { return (nb + 31) / 32 * 32; }
+#ifdef __CUDACC__
+#define ANYWHERE __host__ __device__
+#else
+#define ANYWHERE
+#endif
+ANYWHERE constexpr u32 more(u32 a, u32 b) { return a > b ? a : b; }
+ANYWHERE constexpr u32 lines(u32 bytes) { return (bytes + 127) / 128 * 128; }
+ANYWHERE constexpr u32 whole_units(u32 nb) { return (nb + 31) / 32 * 32; }
 
 // Two inputs in turns: of QKV, of gate and up, and of the head; of the output of attention, and of down.
 static const u32 NB_X0 = whole_units(NB_WIDTH), NB_X1 = whole_units(more(NB_HEADS, NB_FF));

@@ -399,7 +399,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(8, 1, 
         u32 left = ends ? 0 : row.left - 1;
         if (blockIdx.x == 0 && t == 0 && w.kind & TOKEN) {
             float logprob = w.kind & LOGPROB && usable ? -logf(best.sum) : __int_as_float(0x7fc00000);
-            outs[row.round == 0 ? 0 : a.out_first + (row.round - 1) * a.out_next] = {token, logprob, usable ? CHOSEN : UNUSABLE, row.pos + 1};
+            put_out(outs + (row.round == 0 ? 0 : a.out_first + (row.round - 1) * a.out_next), token, logprob, usable, w.ticket, row.pos + 1);
             if (w.kind & SETS_LAST) last[row.slot] = token;
             if (w.chain != NONE) {
                 u32 more = a.base == w.chain ? row.left : all_rows[w.chain].left;
@@ -419,3 +419,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(8, 1, 
 #endif
     cluster_barrier();
 }
+
+// What the host asks for: bytes of a block's shared memory and of the board, threads of a block.
+extern "C" __device__ u32 tape_sizes[3] = {TAPE_SHARED, BOARD_BYTES, THREADS};

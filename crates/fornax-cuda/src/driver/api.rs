@@ -46,6 +46,15 @@ pub(crate) struct Form {
     pub(crate) together: bool,
     /// Blocks may begin while the kernel in front still runs: it waits for that one itself.
     pub(crate) early: bool,
+    /// So many blocks in a row share a part of the GPU, and see each other's shared memory; 1 where that is nothing to them.
+    pub(crate) cluster: u32,
+}
+
+impl Form {
+    /// Blocks that know nothing of one another.
+    pub(crate) fn plain(grid: (u32, u32), threads: u32, shared: u32) -> Form {
+        Form { grid, threads, shared, together: false, early: false, cluster: 1 }
+    }
 }
 
 /// The driver, or what stands in for it. Everything that is queued runs in order, on one stream.
@@ -69,12 +78,18 @@ pub(crate) trait Api: fmt::Debug + Send + Sync {
     unsafe fn copy_queued(&self, to: u64, from: u64, bytes: usize) -> Done;
     /// Writes a word past everything that is queued.
     unsafe fn poke(&self, to: u64, word: u32) -> Done;
+    /// Reads past everything that is queued: what is being written may come in any state.
+    unsafe fn peek(&self, to: *mut u8, from: u64, bytes: usize) -> Done;
     /// Returns when everything queued has run.
     fn finish(&self) -> Done;
     fn module(&self, code: &[u8]) -> Done<usize>;
     unsafe fn unload(&self, module: usize);
     unsafe fn function(&self, module: usize, name: &str) -> Done<usize>;
+    /// Where a module's variable of this name is.
+    unsafe fn variable(&self, module: usize, name: &str) -> Done<u64>;
     unsafe fn allow_shared(&self, function: usize, bytes: u32) -> Done;
+    /// How many clusters of such a launch the GPU runs at once.
+    unsafe fn clusters(&self, function: usize, form: Form) -> Done<u32>;
     /// Queues a kernel; `constants` are its first argument, `pointers` the others.
     unsafe fn launch(
         &self,

@@ -16,7 +16,7 @@ pub(super) struct Cuda {
     device: sys::CUdevice,
     context: sys::CUcontext,
     stream: sys::CUstream,
-    /// For the one word that is written while the stream is busy.
+    /// For what is written and read while the stream is busy.
     side: sys::CUstream,
 }
 
@@ -181,6 +181,16 @@ impl Api for Cuda {
             .map_err(fault)
     }
 
+    unsafe fn peek(&self, to: *mut u8, from: u64, bytes: usize) -> Done {
+        // SAFETY: the condition is the trait's.
+        let to = unsafe { std::slice::from_raw_parts_mut(to, bytes) };
+        // SAFETY: the condition is the trait's.
+        unsafe { result::memcpy_dtoh_async(to, from, self.side) }
+            // SAFETY: the condition is the trait's.
+            .and_then(|()| unsafe { result::stream::synchronize(self.side) })
+            .map_err(fault)
+    }
+
     fn finish(&self) -> Done {
         // SAFETY: the condition is the trait's.
         unsafe { result::stream::synchronize(self.stream) }.map_err(fault)
@@ -205,6 +215,13 @@ impl Api for Cuda {
         function.map(|f| f as usize).map_err(fault)
     }
 
+    unsafe fn variable(&self, module: usize, name: &str) -> Done<u64> {
+        let text = CString::new(name).unwrap_or_default();
+        // SAFETY: the condition is the trait's.
+        let found = unsafe { result::module::get_global(module as sys::CUmodule, text) };
+        found.map(|(at, _)| at).map_err(fault)
+    }
+
     unsafe fn allow_shared(&self, function: usize, bytes: u32) -> Done {
         use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as SIZE;
         let function = function as sys::CUfunction;
@@ -224,15 +241,26 @@ impl Api for Cuda {
         let params = &mut params[..=pointers.len()];
         let (grid, block) = ((form.grid.0, form.grid.1, 1), (form.threads, 1, 1));
         let (function, stream) = (function as sys::CUfunction, self.stream);
-        if form.early {
+        if form.early || form.cluster > 1 {
             // SAFETY: as this method's own.
-            return unsafe { launch_early(function, form, stream, params) };
+            return unsafe { launch_with(function, form, stream, params) };
         }
         let queue =
             if form.together { result::launch_cooperative_kernel } else { result::launch_kernel };
         // The driver copies the parameters before it returns.
         // SAFETY: the condition is the trait's.
         unsafe { queue(function, grid, block, form.shared, stream, params) }.map_err(fault)
+    }
+
+    unsafe fn clusters(&self, function: usize, form: Form) -> Done<u32> {
+        let (mut list, n) = attributes(form);
+        let config = configuration(form, self.stream, &mut list[..n as usize]);
+        let (mut most, function) = (0, function as sys::CUfunction);
+        // SAFETY: the condition is the trait's, and both places are valid for the call.
+        let done = unsafe {
+            sys::cuOccupancyMaxActiveClusters(&raw mut most, function, &raw const config)
+        };
+        done.result().map(|()| most.max(0) as u32).map_err(fault)
     }
 
     fn begin_graph(&self) -> Done {
@@ -297,17 +325,36 @@ impl Api for Cuda {
 /// A launch that does not wait for the kernel in front to end.
 ///
 /// # Safety
-/// As [`Api::launch`].
-unsafe fn launch_early(
-    function: sys::CUfunction,
+/// What a launch asks for beside its size; what is past the number returned is not looked at.
+fn attributes(form: Form) -> ([sys::CUlaunchAttribute; 3], u32) {
+    use sys::CUlaunchAttributeID_enum::{
+        CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION as CLUSTER,
+        CU_LAUNCH_ATTRIBUTE_COOPERATIVE as TOGETHER,
+        CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION as EARLY,
+    };
+    type Value = sys::CUlaunchAttributeValue;
+    let one = |id, value| sys::CUlaunchAttribute { id, pad: [0; 4], value };
+    let cluster = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: form.cluster, y: 1, z: 1 };
+    let all = [
+        (form.early, one(EARLY, Value { programmaticStreamSerializationAllowed: 1 })),
+        (form.together, one(TOGETHER, Value { cooperative: 1 })),
+        (form.cluster > 1, one(CLUSTER, Value { clusterDim: cluster })),
+    ];
+    let mut list = all.map(|(_, attribute)| attribute);
+    let mut n = 0;
+    for (_, attribute) in all.into_iter().filter(|(asked, _)| *asked) {
+        list[n] = attribute;
+        n += 1;
+    }
+    (list, n as u32)
+}
+
+fn configuration(
     form: Form,
     stream: sys::CUstream,
-    params: &mut [*mut std::ffi::c_void],
-) -> Done {
-    use sys::CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION as EARLY;
-    let value = sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 };
-    let mut early = sys::CUlaunchAttribute { id: EARLY, pad: [0; 4], value };
-    let config = sys::CUlaunchConfig {
+    attributes: &mut [sys::CUlaunchAttribute],
+) -> sys::CUlaunchConfig {
+    sys::CUlaunchConfig {
         gridDimX: form.grid.0,
         gridDimY: form.grid.1,
         gridDimZ: 1,
@@ -316,9 +363,20 @@ unsafe fn launch_early(
         blockDimZ: 1,
         sharedMemBytes: form.shared,
         hStream: stream,
-        attrs: &raw mut early,
-        numAttrs: 1,
-    };
+        attrs: attributes.as_mut_ptr(),
+        numAttrs: attributes.len() as u32,
+    }
+}
+
+/// As [`Api::launch`].
+unsafe fn launch_with(
+    function: sys::CUfunction,
+    form: Form,
+    stream: sys::CUstream,
+    params: &mut [*mut std::ffi::c_void],
+) -> Done {
+    let (mut list, n) = attributes(form);
+    let config = configuration(form, stream, &mut list[..n as usize]);
     let none = std::ptr::null_mut();
     // SAFETY: the caller's; the driver copies configuration and parameters before it returns.
     let done =

@@ -1,7 +1,7 @@
 //! A stand-in for the driver and the GPU, for tests: kernels compiled as C++ (`host/shim.h`), run at once, on memory that ends
 //! at a guard page. It counts memory against a limit, and fails where it is told to. It knows no plan.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -79,6 +79,14 @@ struct Launch {
     pointers: Vec<u64>,
 }
 
+/// What is queued while the stand-in holds.
+#[derive(Clone, Debug)]
+enum Queued {
+    Launch(Launch),
+    Clear { at: u64, bytes: usize },
+    Copy { to: u64, from: u64, bytes: usize },
+}
+
 #[derive(Debug)]
 struct Entry {
     name: String,
@@ -109,6 +117,10 @@ struct State {
     launches: u64,
     coming: Option<Coming>,
     lost: Option<Fault>,
+    /// While it holds: the launches that still run as they come.
+    holding: Option<u64>,
+    /// What has been queued since they were used up.
+    waiting: VecDeque<Queued>,
     /// Takes everything and runs nothing.
     blank: bool,
 }
@@ -142,6 +154,21 @@ impl Control {
         lock(&self.0).used
     }
 
+    /// Has nothing that is queued from now on run, until somebody waits for all of it.
+    pub(crate) fn hold(&self) {
+        lock(&self.0).holding = Some(0);
+    }
+
+    /// Runs so many more of the launches that are held, and what stands between and behind them; returns those left.
+    pub(crate) fn go_on(&self, launches: u64) -> usize {
+        let mut s = lock(&self.0);
+        s.holding = Some(launches);
+        let waiting = std::mem::take(&mut s.waiting);
+        waiting.into_iter().try_for_each(|q| s.take(q)).expect("held launches work");
+        s.holding = Some(0);
+        s.waiting.iter().filter(|q| matches!(q, Queued::Launch(_))).count()
+    }
+
     /// Kernels run so far.
     pub(crate) fn launches(&self) -> u64 {
         lock(&self.0).launches
@@ -170,6 +197,36 @@ fn made(state: State, about: (String, u32, u32, u32)) -> (Arc<Gpu>, Control) {
 const PAGE: usize = 4096;
 
 impl State {
+    /// Runs it, or puts it behind what waits.
+    fn take(&mut self, queued: Queued) -> Done {
+        let is_launch = matches!(queued, Queued::Launch(_));
+        if !self.waiting.is_empty() || is_launch && self.holding == Some(0) {
+            self.waiting.push_back(queued);
+            return Ok(());
+        }
+        if let (true, Some(left)) = (is_launch, &mut self.holding) {
+            *left -= 1;
+        }
+        match queued {
+            Queued::Launch(launch) => return self.run(&launch),
+            // SAFETY: the conditions are those of the trait's queued copies.
+            Queued::Clear { at, bytes } => unsafe { (at as *mut u8).write_bytes(0, bytes) },
+            // SAFETY: as above.
+            Queued::Copy { to, from, bytes } => unsafe {
+                std::ptr::copy(from as *const u8, to as *mut u8, bytes);
+            },
+        }
+        Ok(())
+    }
+
+    /// Catches up with everything queued.
+    fn catch_up(&mut self) -> Done {
+        self.holding = None;
+        let waiting = std::mem::take(&mut self.waiting);
+        waiting.into_iter().try_for_each(|q| self.take(q))?;
+        self.lost.clone().map_or(Ok(()), Err)
+    }
+
     fn run(&mut self, launch: &Launch) -> Done {
         if let Some(fault) = &self.lost {
             return Err(fault.clone());
@@ -265,33 +322,21 @@ impl Api for Host {
     }
 
     unsafe fn clear_queued(&self, at: u64, bytes: usize) -> Done {
-        if lock(&self.0).blank {
-            return Ok(());
-        }
-        // SAFETY: the condition is the trait's.
-        unsafe { (at as *mut u8).write_bytes(0, bytes) };
-        Ok(())
+        let mut s = lock(&self.0);
+        if s.blank { Ok(()) } else { s.take(Queued::Clear { at, bytes }) }
     }
 
     unsafe fn upload_queued(&self, to: u64, from: *const u8, bytes: usize) -> Done {
-        if lock(&self.0).blank {
-            return Ok(());
-        }
-        // SAFETY: the condition is the trait's.
-        unsafe { std::ptr::copy(from, to as *mut u8, bytes) };
-        Ok(())
+        let mut s = lock(&self.0);
+        if s.blank { Ok(()) } else { s.take(Queued::Copy { to, from: from as u64, bytes }) }
     }
 
     unsafe fn download_queued(&self, to: *mut u8, from: u64, bytes: usize) -> Done {
-        // SAFETY: the condition is the trait's.
-        unsafe { std::ptr::copy(from as *const u8, to, bytes) };
-        Ok(())
+        lock(&self.0).take(Queued::Copy { to: to as u64, from, bytes })
     }
 
     unsafe fn copy_queued(&self, to: u64, from: u64, bytes: usize) -> Done {
-        // SAFETY: the condition is the trait's.
-        unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
-        Ok(())
+        lock(&self.0).take(Queued::Copy { to, from, bytes })
     }
 
     unsafe fn poke(&self, to: u64, word: u32) -> Done {
@@ -300,8 +345,14 @@ impl Api for Host {
         Ok(())
     }
 
+    unsafe fn peek(&self, to: *mut u8, from: u64, bytes: usize) -> Done {
+        // SAFETY: the condition is the trait's.
+        unsafe { std::ptr::copy(from as *const u8, to, bytes) };
+        Ok(())
+    }
+
     fn finish(&self) -> Done {
-        lock(&self.0).lost.clone().map_or(Ok(()), Err)
+        lock(&self.0).catch_up()
     }
 
     fn module(&self, code: &[u8]) -> Done<usize> {
@@ -340,6 +391,15 @@ impl Api for Host {
         Ok(s.entries.len() - 1)
     }
 
+    /// No kernel that runs here has any; on paper they are zeroes.
+    unsafe fn variable(&self, _: usize, name: &str) -> Done<u64> {
+        static ZEROES: [u32; 16] = [0; 16];
+        if lock(&self.0).blank {
+            return Ok(ZEROES.as_ptr() as u64);
+        }
+        Err(fault(500, format!("named symbol not found: {name}")))
+    }
+
     unsafe fn allow_shared(&self, _: usize, _: u32) -> Done {
         Ok(())
     }
@@ -358,7 +418,8 @@ impl Api for Host {
         let entry = &s.entries[function];
         let given = (4 * constants.len(), pointers.len());
         assert_eq!(given, entry.takes, "constants' bytes and pointers of {}", entry.name);
-        assert!(!form.together && form.shared == 0, "{} is no plain kernel", entry.name);
+        let plain = !form.together && form.cluster <= 1 && form.shared == 0;
+        assert!(plain, "{} is no plain kernel", entry.name);
         let launch = Launch {
             function,
             form: (form.grid.0, form.grid.1, form.threads),
@@ -367,9 +428,14 @@ impl Api for Host {
         };
         match &mut s.capturing {
             Some(list) => list.push(launch),
-            None => s.run(&launch)?,
+            None => s.take(Queued::Launch(launch))?,
         }
         Ok(())
+    }
+
+    /// Nothing here runs side by side; on paper there are as many as on an H200.
+    unsafe fn clusters(&self, _: usize, _: Form) -> Done<u32> {
+        Ok(if lock(&self.0).blank { 15 } else { 0 })
     }
 
     fn begin_graph(&self) -> Done {
@@ -387,7 +453,7 @@ impl Api for Host {
     unsafe fn launch_graph(&self, graph: usize) -> Done {
         let mut s = lock(&self.0);
         for launch in s.graphs[graph].clone() {
-            s.run(&launch)?;
+            s.take(Queued::Launch(launch))?;
         }
         Ok(())
     }
@@ -402,12 +468,14 @@ impl Api for Host {
         Ok(())
     }
 
+    /// Events are those of everything queued.
     unsafe fn passed(&self, _: usize) -> Done<bool> {
-        lock(&self.0).lost.clone().map_or(Ok(true), Err)
+        let s = lock(&self.0);
+        s.lost.clone().map_or(Ok(s.waiting.is_empty()), Err)
     }
 
     unsafe fn wait(&self, _: usize) -> Done {
-        lock(&self.0).lost.clone().map_or(Ok(()), Err)
+        lock(&self.0).catch_up()
     }
 
     unsafe fn free_event(&self, _: usize) {}

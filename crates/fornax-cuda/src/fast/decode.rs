@@ -6,7 +6,7 @@ use std::sync::Arc;
 use fornax_gguf::TensorType;
 use fornax_plan::{Error, KvType, Limits, Op, Plan, Result};
 
-use super::drive::Drive;
+use super::drive::{Drive, Way};
 use super::planes::{Planes, number};
 use super::stage::{ATTEND, DENSE, Need, PARTS, ROWS_THREADS, Room, Stage, THREADS};
 use super::wire::{Attended, Wire};
@@ -72,6 +72,18 @@ pub(crate) fn merge_memory(gpu: &Arc<Gpu>, plan: &Plan) -> Result<[Memory; 2]> {
     Ok([gpu.alloc(4 * parts * width as usize)?, gpu.alloc(8 * parts)?])
 }
 
+/// The frequencies of every table, padded to as many pairs, with the factor of each behind them.
+pub(super) fn frequencies(plan: &Plan) -> Vec<u8> {
+    let pairs = plan.ropes.iter().map(|r| r.inv_freq.len()).max().unwrap_or(0);
+    let mut all = Vec::new();
+    for r in &plan.ropes {
+        all.extend_from_slice(&r.inv_freq);
+        all.resize(all.len() + pairs - r.inv_freq.len(), 0.0);
+        all.push(r.magnitude);
+    }
+    all.iter().flat_map(|f| f.to_le_bytes()).collect()
+}
+
 impl Decode {
     /// Makes the kernels and memory for whole steps; none where an op has no stage, or where a graph is asked for.
     ///
@@ -79,17 +91,15 @@ impl Decode {
     /// As `prepare`; `is_unsupported` where whole steps are asked for and cannot be had.
     pub(crate) fn new(
         p: &Parts<'_>,
-        wire: &Wire,
-        merge: [Memory; 2],
-        x: u64,
+        drive: Drive,
+        (wire, merge, x): (&Wire, [Memory; 2], u64),
         planes: &mut Planes,
     ) -> Result<Option<Decode>> {
-        let drive = Drive::asked()?;
-        if drive == Drive::Graph {
+        if !drive.wants(Way::Whole) {
             return Ok(None);
         }
         let made = Decode::make(p, wire, merge, x, planes)?;
-        drive.checked(made, wire.lacks.as_deref().unwrap_or("its shape"))
+        drive.checked(Way::Whole, made, wire.lacks.as_deref().unwrap_or("its shape"))
     }
 
     fn make(
@@ -113,12 +123,7 @@ impl Decode {
         }
         let (gpu, stages) = (p.gpu, &wire.stages);
         let pairs = p.plan.ropes.iter().map(|r| r.inv_freq.len()).max().unwrap_or(0);
-        let mut freqs = Vec::new();
-        for r in &p.plan.ropes {
-            freqs.extend_from_slice(&r.inv_freq);
-            freqs.resize(freqs.len() + pairs - r.inv_freq.len(), 0.0);
-            freqs.push(r.magnitude);
-        }
+        let freqs = frequencies(p.plan);
         let types = formats(stages, Some(w.ty));
         let most = p.limits.slots.min(ROWS_MAX).next_power_of_two();
         let mut variants = Vec::new();
@@ -136,13 +141,12 @@ impl Decode {
             gpu.alloc(bytes.len())?,
             gpu.alloc(4 * 64)?,
             gpu.alloc(16 * rows * gpu.units as usize)?,
-            gpu.alloc(4 * freqs.len())?,
+            gpu.alloc(freqs.len())?,
             gpu.alloc(8 * rows * p.plan.ropes.len() * pairs)?,
             gpu.alloc(4 * rows * kv_heads as usize)?,
         ];
-        let words: Vec<u8> = freqs.iter().flat_map(|f| f.to_le_bytes()).collect();
         gpu.write(memory[0].ptr, &bytes)?;
-        gpu.write(memory[3].ptr, &words)?;
+        gpu.write(memory[3].ptr, &freqs)?;
         let tokens = u64::from(p.limits.kv_blocks) * u64::from(crate::prepare::KV_BLOCK);
         let (first, next) = p.shape.out_counts();
         let args = DecodeArgs {

@@ -2,10 +2,11 @@
 //! one launch. What it lacks the plain kernels do. It knows ops and addresses, no step.
 
 pub(crate) mod decode;
-mod drive;
+pub(crate) mod drive;
 pub(crate) mod fold;
 pub(crate) mod planes;
 pub(crate) mod stage;
+pub(crate) mod tape;
 mod wire;
 
 pub(crate) use wire::{Addresses, Dense, Wire};

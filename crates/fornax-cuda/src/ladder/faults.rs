@@ -126,13 +126,14 @@ fn a_step_that_fails_without_harm_leaves_the_gpu_healthy() {
 
 #[test]
 fn generations_leak_nothing() {
-    let Ready { control, mut program, .. } = Ready::new();
+    let Ready { device, control, mut program, .. } = Ready::new();
     let mut used = Vec::new();
     for _ in 0..40 {
         works(program.as_mut());
-        used.push(control.used());
+        used.push((control.used(), device.objects()));
     }
     assert!(used.iter().all(|u| *u == used[0]));
+    assert!(used[0].1 > 10, "there are objects to count");
     drop(program);
-    assert_eq!(control.used(), 0);
+    assert_eq!((control.used(), device.objects()), (0, 0));
 }

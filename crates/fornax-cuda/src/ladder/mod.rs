@@ -3,9 +3,12 @@
 
 mod draws;
 mod faults;
+mod fits;
 mod formats;
 mod models;
+mod polls;
 mod states;
+mod tapes;
 
 use fornax_plan::{Device, Limits, conformance};
 

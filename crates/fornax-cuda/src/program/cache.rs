@@ -143,6 +143,24 @@ impl CudaProgram {
         places
     }
 
+    /// Where the keys and values of a group's first blocks are, and how many bytes.
+    pub(super) fn first_blocks(&self, group: usize, blocks: u32) -> Vec<(u64, usize)> {
+        let g = &self.plan.kv[group];
+        let tokens = (blocks * KV_BLOCK) as usize;
+        let all = self.limits.kv_blocks as usize * KV_BLOCK as usize;
+        let mut ranges = Vec::new();
+        for pool in &self.prepared.pools[group] {
+            for (memory, width) in [(&pool.keys, g.k_width), (&pool.values, g.v_width)] {
+                let width = (g.heads * width) as usize;
+                ranges.push((memory.ptr, self.kv_bytes(tokens * width)));
+                if self.limits.kv_type == KvType::Q8_0 {
+                    ranges.push((memory.ptr + (all * width) as u64, tokens * width / 32 * 2));
+                }
+            }
+        }
+        ranges
+    }
+
     /// Bytes of so many elements, their scales apart.
     fn kv_bytes(&self, elements: usize) -> usize {
         match self.limits.kv_type {

@@ -1,11 +1,46 @@
-//! What a ticket gave: waited for in order, taken out of the words that the device wrote, and noted in the slots' memories;
+//! What a ticket gave: waited for in order, taken out of the words that the device wrote, and noted in the slots' memories; what is there before the end;
 //! and what the device must be told of before a step that looks at them. It launches nothing.
 
-use fornax_plan::{Error, Result, RowOut, SeqStep, TokenOut, Want, sample};
+use fornax_plan::{Error, Result, RowOut, SeqStep, StepOutput, TokenOut, Want, sample};
 
-use super::CudaProgram;
+use super::{CudaProgram, Frame};
 use crate::driver::Pinned;
-use crate::feed::{CHOSEN, NONE, OUT, ROW, UNUSABLE};
+use crate::feed::{self, CHOSEN, NONE, OUT, ROW, Shape, UNUSABLE};
+
+impl Frame {
+    /// The tokens among the outputs, by sequence and position.
+    fn tokens(&self, words: &[u32], shape: &Shape, tokens: &mut Vec<TokenOut>) -> Result<()> {
+        let batch = &self.feed.batch;
+        let (first, next) = shape.out_counts();
+        let mut token = |seq: u32, at: usize| {
+            let [token, logprob, state, pos] = [0, 1, 2, 3].map(|i| words[at * OUT + i]);
+            match feed::outcome(state, self.ticket) {
+                UNUSABLE => {
+                    return Err(Error::malformed(format!(
+                        "sampling: no usable logit at position {pos} (all NaN or -inf)"
+                    )));
+                }
+                CHOSEN => {
+                    tokens.push(TokenOut { seq, pos, token, logprob: f32::from_bits(logprob) });
+                }
+                _ => {}
+            }
+            Ok(())
+        };
+        for (ix, wanted) in batch.wanted.iter().enumerate() {
+            if matches!(wanted.want, Want::Token { .. }) {
+                token(batch.rows[wanted.row as usize].seq, ix)?;
+            }
+        }
+        for round in 1..self.feed.rounds as usize {
+            for (ix, seq) in self.feed.chain.iter().enumerate() {
+                token(*seq, first + (round - 1) * next + ix)?;
+            }
+        }
+        tokens.sort_by_key(|t| (t.seq, t.pos));
+        Ok(())
+    }
+}
 
 impl CudaProgram {
     /// Waits for the flights up to number `at` and takes their results in, in order.
@@ -73,35 +108,26 @@ impl CudaProgram {
         Ok(())
     }
 
+    /// The tokens of a ticket that the device has chosen up to now, while it runs. Nothing else of it is there yet.
+    pub(super) fn so_far(&mut self, frame: usize, out: &mut StepOutput) -> Result<()> {
+        let CudaProgram { frames, glance, prepared, gpu, shape, .. } = self;
+        let f = &frames[frame];
+        gpu.peek(prepared.out.ptr, glance, f.feed.out_len(shape))?;
+        // What cannot be used is told at the end.
+        let _ = f.tokens(glance.words(), shape, &mut out.tokens);
+        out.tokens.sort_by_key(|t| (t.seq, t.pos));
+        Ok(())
+    }
+
     /// What the device chose, and the rows that the host wants.
     fn collect(&mut self, frame: usize) -> Result<()> {
         let f = &mut self.frames[frame];
+        let mut tokens = std::mem::take(&mut f.result.tokens);
+        let chosen = f.tokens(f.out.words(), &self.shape, &mut tokens);
+        f.result.tokens = tokens;
+        chosen?;
         let out = &mut f.result;
-        let (batch, words) = (&f.feed.batch, f.out.words());
-        let (first, next) = self.shape.out_counts();
-        let mut token = |seq: u32, at: usize| {
-            let [token, logprob, state, pos] = [0, 1, 2, 3].map(|i| words[at * OUT + i]);
-            if state == UNUSABLE {
-                return Err(Error::malformed(format!(
-                    "sampling: no usable logit at position {pos} (all NaN or -inf)"
-                )));
-            }
-            if state == CHOSEN {
-                out.tokens.push(TokenOut { seq, pos, token, logprob: f32::from_bits(logprob) });
-            }
-            Ok(())
-        };
-        for (ix, wanted) in batch.wanted.iter().enumerate() {
-            if matches!(wanted.want, Want::Token { .. }) {
-                token(batch.rows[wanted.row as usize].seq, ix)?;
-            }
-        }
-        for round in 1..f.feed.rounds as usize {
-            for (ix, seq) in f.feed.chain.iter().enumerate() {
-                token(*seq, first + (round - 1) * next + ix)?;
-            }
-        }
-        out.tokens.sort_by_key(|t| (t.seq, t.pos));
+        let batch = &f.feed.batch;
         for (ix, wanted) in batch.wanted.iter().enumerate() {
             let at = batch.rows[wanted.row as usize];
             let at = RowOut { seq: at.seq, pos: at.pos };
