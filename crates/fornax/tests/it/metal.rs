@@ -54,7 +54,9 @@ fn a_token_is_counted_where_the_device_counts() {
 fn kernels_are_timed_one_by_one_and_steps_by_who_works() {
     let home = Folder::new();
     let flags = ["--device", "metal-emulated", "--profile", "--timing"];
-    let told = run(&home, "qwen3-q8_0", &flags).ok().stderr;
+    let ran = run(&home, "qwen3-q8_0", &flags).ok();
+    let told = ran.stderr.clone();
+    let ids = object(ran)["ids"].as_array().unwrap().len();
     let table = |head: &str| {
         let lines = told.lines().skip_while(|l| !l.starts_with(head)).skip(1);
         let rows = lines.map_while(|l| l.strip_suffix('%')).map(|l| {
@@ -69,13 +71,17 @@ fn kernels_are_timed_one_by_one_and_steps_by_who_works() {
     };
     for (head, one) in [("decode ", "gated_mlp"), ("decode kernels", "gated_mlp_q8_0")] {
         let rows = table(head);
-        // Three layers of nine tokens: the last of ten is not fed again.
-        assert!(rows.iter().any(|r| r.0 == one && r.1 == 27), "{one} in {told}");
+        // Three layers of all tokens but the last, which is not fed again.
+        assert!(
+            rows.iter().any(|r| r.0 == one && r.1 as usize == 3 * (ids - 1)),
+            "{one} in {told}"
+        );
         let all: f64 = rows.iter().map(|r| r.2).sum();
         assert!((99.0..101.0).contains(&all), "{all} % in {told}");
     }
     let steps = told.lines().filter(|l| l.contains("recorded in") && l.contains("ran in"));
-    assert_eq!(steps.count(), 10, "{told}");
+    // A token that ends the answer is a step too.
+    assert!(ids > 2 && (ids..=ids + 1).contains(&steps.count()), "{ids} ids: {told}");
 }
 
 /// A model of real size: nothing is read twice, and 40 cores have something to do.
