@@ -161,31 +161,35 @@ struct Filler {
     }
 };
 
-// Sums over the lanes of N numbers each; the 32 / N lanes from n · 32 / N on end up with sum n.
-template <u32 N>
-__device__ inline float lane_sums(float (&a)[N], u32 lane) {
-    u32 bit = 16;
+// Sums over the lanes of N numbers each; the 32 / N lanes from n · 32 / N on end up with sum n. All get the sum of `all`.
+template <u32 N, bool ALL>
+__device__ __forceinline__ float lane_sums(float (&a)[N], float& all, u32 lane) {
+    u32 n = N;
 #pragma unroll
-    for (u32 n = N; n > 1; n /= 2, bit /= 2) {
-        bool up = lane & bit;
+    for (u32 bit = 16; bit > 0; bit /= 2) {
+        if (ALL) all += __shfl_xor_sync(0xffffffffu, all, bit);
+        if (n > 1) {
+            bool up = lane & bit;
 #pragma unroll
-        for (u32 i = 0; i < n / 2; i++) {
-            float keep = up ? a[i + n / 2] : a[i], give = up ? a[i] : a[i + n / 2];
-            a[i] = keep + __shfl_xor_sync(0xffffffffu, give, bit);
+            for (u32 i = 0; i < n / 2; i++) {
+                float keep = up ? a[i + n / 2] : a[i], give = up ? a[i] : a[i + n / 2];
+                a[i] = keep + __shfl_xor_sync(0xffffffffu, give, bit);
+            }
+            n /= 2;
+        } else {
+            a[0] += __shfl_xor_sync(0xffffffffu, a[0], bit);
         }
     }
-    float v = a[0];
-#pragma unroll
-    for (u32 b = 16 / N; b > 0; b /= 2) v += __shfl_xor_sync(0xffffffffu, v, b);
-    return v;
+    return a[0];
 }
 
-// Block b of an input.
+// Block b of an input; `spare` is the word that its owner had to spare.
 template <class W, u32 X>
-__device__ inline Act input_block(u32 b) {
+__device__ inline Act input_block(u32 b, float& spare) {
     u32 x = shared_address(room) + X + b * 48;
     Vec4 p = shared16(x), q = shared16(x + 16), r = shared16(x + 32);
     Act a;
+    spare = __uint_as_float(p.w);
     a.a = {p.x, p.y, p.z, q.x};
     a.b = {q.y, q.z, r.x, r.y};
     a.d = __uint_as_float(r.z);
@@ -208,9 +212,10 @@ __device__ constexpr u32 chunk_of(u32 units) { return units % 4 == 0 ? 4 : units
 
 // `rows` rows of NB blocks, `most` a piece, by the input at X. P pieces of rows of one unit leave their sums together:
 // out(i, v), by whole warps, where the 32 / (P · RB) neighbouring lanes have the sum of the same row i, which may be
-// none of the block's. Lanes wait for a piece each, and give its place back.
-template <class W, u32 NB, u32 X, u32 P, class Out>
-__device__ __forceinline__ void product(Feed& feed, u32 rows, u32 most, Out&& out) {
+// none of the block's. Lanes wait for a piece each, and give its place back. Where the input is normed, its blocks bring
+// their sums of squares, and the factor is put to the sums here.
+template <class W, u32 NB, u32 X, u32 P, bool NORMED, class Out>
+__device__ __forceinline__ void product(Feed& feed, u32 rows, u32 most, float eps, Out&& out) {
     static const u32 U = (NB + 31) / 32, N = P * RB, C = U == 1 ? P : chunk_of(U);
     static_assert(P == 1 || U == 1, "the tape has the units of a row before the next rows");
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -219,6 +224,7 @@ __device__ __forceinline__ void product(Feed& feed, u32 rows, u32 most, Out&& ou
         float acc[N];
 #pragma unroll
         for (u32 i = 0; i < N; i++) acc[i] = 0.0f;
+        float square = 0.0f, spare = 0.0f;
         u32 n = U > 1 ? C : min((rows - first + most - 1) / most, P);
 #pragma unroll 1
         for (u32 u = 0; u < U; u += C) {
@@ -231,7 +237,8 @@ __device__ __forceinline__ void product(Feed& feed, u32 rows, u32 most, Out&& ou
             }
 #endif
             W next[RB];
-            Act a = input_block<W, X>(u * 32 + lane);
+            Act a = input_block<W, X>(u * 32 + lane, spare);
+            square += spare;
             take_piece(next, feed.slot, warp, lane);
 #pragma unroll
             for (u32 c = 0; c < C; c++) {
@@ -241,7 +248,7 @@ __device__ __forceinline__ void product(Feed& feed, u32 rows, u32 most, Out&& ou
                 Act b = a;
                 // What lies behind the last row or piece is something old, and nobody looks at the sum.
                 if (c + 1 < C) {
-                    if (U > 1) a = input_block<W, X>((u + c + 1) * 32 + lane);
+                    if (U > 1) a = input_block<W, X>((u + c + 1) * 32 + lane, spare), square += spare;
                     take_piece(next, Feed::wrapped(feed.slot + c + 1), warp, lane);
                 }
                 u32 p = U == 1 ? c : 0;
@@ -252,7 +259,8 @@ __device__ __forceinline__ void product(Feed& feed, u32 rows, u32 most, Out&& ou
             if (lane < n) bar_arrive(Feed::empty(mine));
             feed.next(n);
         }
-        float v = lane_sums<N>(acc, lane);
+        float v = lane_sums<N, NORMED>(acc, square, lane);
+        if (NORMED) v *= rsqrtf(square / (float)WIDTH + eps);
         // Of the piece, then of all.
         u32 p = lane / (32 / N) / RB, i = lane / (32 / N) % RB * NW + warp;
         out(i < most ? first + p * most + i : rows, v);
@@ -291,21 +299,15 @@ __device__ inline Three three_of(const Rounded& r, u32 lane) {
     return t;
 }
 
-// Groups of four blocks of a row, of which each rank of a cluster passes on some; the sum of squares of a group is in
-// the word that its blocks have to spare.
+// Of NB blocks, rank r of a cluster passes on those from first_block(NB, r) on, four at a time where it rounds them.
 static const u32 RANK_GROUPS = ((NB_WIDTH + PEERS - 1) / PEERS + 3) / 4;
 __device__ inline u32 first_block(u32 nb, u32 rank) { return nb * rank / PEERS; }
 
-__device__ inline float norm_factor(float eps) {
-    float sum = 0.0f;
+// Over the eight lanes of a block.
+__device__ inline float block_sum(float v) {
 #pragma unroll
-    for (u32 r = 0; r < PEERS; r++)
-#pragma unroll
-        for (u32 g = 0; g < RANK_GROUPS; g++) {
-            u32 b = first_block(NB_WIDTH, r) + 4 * g;
-            if (b < first_block(NB_WIDTH, r + 1)) sum += *(const float*)(room + AT_X0 + b * 48 + 12);
-        }
-    return rsqrtf(sum / (float)WIDTH + eps);
+    for (u32 d = 1; d < 8; d *= 2) v += __shfl_xor_sync(0xffffffffu, v, d);
+    return v;
 }
 
 // The first layer's input, out of the embedding in shared memory, by all warps that compute.
@@ -319,7 +321,7 @@ __device__ inline void round_token(const float* gains) {
         float square = in ? v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w : 0.0f;
         v.x *= g.x, v.y *= g.y, v.z *= g.z, v.w *= g.w;
         Three t = three_of(round_quad(v), lane);
-        square = warp_sum(square);
+        square = block_sum(square);
         if (in && lane % 8 < 3) *(uint4*)(room + AT_X0 + b * 48 + lane % 8 * 16) = {t.a, t.b, t.c, __float_as_uint(square)};
     }
     meet();
@@ -329,85 +331,92 @@ __device__ inline void round_token(const float* gains) {
 template <u32 BAR, u32 NB>
 __device__ inline void receive(u32 parity) {
     u32 bar = shared_address(room) + BAR;
-    bar_wait_cluster(bar, parity);
+    bar_wait(bar, parity);
     if (threadIdx.x == 0) bar_expect(bar, NB * 48);
+}
+
+// Loads again and again until all lanes have what they wait for. Two loads are under way, half a journey apart.
+template <class Load, class Ready, class Value>
+__device__ __forceinline__ void poll(Value& v, Load&& load, Ready&& ready) {
+    Value other;
+    load(v);
+    if (__all_sync(0xffffffffu, ready(v))) return;
+    load(v);
+    u32 begin = clock();
+    while (clock() - begin < 300) {
+    }
+    load(other);
+    POLLS;
+    while (true) {
+        if (__all_sync(0xffffffffu, ready(v))) return;
+        load(v);
+        if (__all_sync(0xffffffffu, ready(other))) {
+            v = other;
+            return;
+        }
+        load(other);
+        WATCHED("an exchange");
+    }
 }
 
 // Warps that read what all blocks exchange, each rank its part, and pass it on within the cluster.
 struct Forwarder {
-    u32 rank, warp, lane, base;
+    u32 rank, warp, lane;
+    u32 peer[PEERS];  // shared memory of the blocks of the cluster
 
     // NB blocks that their owners have rounded.
     template <u32 NB, u32 BAR>
     __device__ void blocks(const u8* board, u32 epoch) {
-        static const u32 MOST = (NB + PEERS - 1) / PEERS * 3, Q = (MOST + FORWARDERS * 32 - 1) / (FORWARDERS * 32);
-        u32 begin = first_block(NB, rank) * 3 + warp * 32 + lane, end = first_block(NB, rank + 1) * 3;
-        Three v[Q];
+        u32 begin = first_block(NB, rank) * 3, end = first_block(NB, rank + 1) * 3;
+#pragma unroll 1
+        for (u32 first = begin + warp * 32; first < end; first += FORWARDERS * 32) {
+            u32 at = first + lane;
+            bool in = at < end;
+            Three v;
+            const u8* from = board + min(at, end - 1) * 16;
+            poll(v, [&](Three& x) { x = get_three(from); }, [&](const Three& x) { return x.epoch == epoch; });
+            MARK(BAR == BAR_OUTPUT ? 0 : 1);
+            if (in) {
 #pragma unroll
-        for (u32 i = 0; i < Q; i++) v[i] = get_three(board + min(begin + i * FORWARDERS * 32, end - 1) * 16);
-        POLLS;
-#pragma unroll
-        for (u32 i = 0; i < Q; i++) {
-            u32 at = begin + i * FORWARDERS * 32;
-            if (at >= end) break;
-            while (v[i].epoch != epoch) {
-                v[i] = get_three(board + at * 16);
-                WATCHED("blocks");
+                for (u32 p = 0; p < PEERS; p++) send4(peer[p] + AT_X1 + at * 16, peer[p] + BAR, v.a, v.b, v.c, 0);
             }
-            u32 to = base + AT_X1 + at * 16;
-            if (i == 0) MARK(BAR == BAR_OUTPUT ? 0 : 1);
-#pragma unroll
-            for (u32 p = 0; p < PEERS; p++) send4(at_peer(to, p), at_peer(base + BAR, p), v[i].a, v[i].b, v[i].c, 0);
+            __syncwarp();
         }
-        __syncwarp();
     }
 
     // A row, times the gains, rounded.
     template <u32 BAR>
     __device__ void row(const u8* board, u32 epoch, const float* gains) {
-        static const u32 Q = (RANK_GROUPS + FORWARDERS - 1) / FORWARDERS;
         u32 begin = first_block(NB_WIDTH, rank), end = first_block(NB_WIDTH, rank + 1);
-        float4 g[Q];
-        Pair p[Q][2];
-        u32 b[Q];
+        struct Quad {
+            Pair a, b;
+        };
+#pragma unroll 1
+        for (u32 first = begin + warp * 4; first < end; first += FORWARDERS * 4) {
+            u32 b = first + lane / 8, quad = min(b, end - 1) * 8 + lane % 8;
+            bool in = b < end;
+            float4 g = __ldg((const float4*)gains + quad);
+            const u64* from = (const u64*)board + quad * 4;
+            Quad p;
+            poll(
+                p,
+                [&](Quad& x) {
+                    x.a = get_pair(from);
+                    x.b = get_pair(from + 2);
+                },
+                [&](const Quad& x) { return is_of(x.a.a, epoch) && is_of(x.a.b, epoch) && is_of(x.b.a, epoch) && is_of(x.b.b, epoch); });
+            MARK(BAR == BAR_GATED ? 2 : 3);
+            float4 v = {value_of(p.a.a), value_of(p.a.b), value_of(p.b.a), value_of(p.b.b)};
+            float square = block_sum(v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w);
+            v.x *= g.x, v.y *= g.y, v.z *= g.z, v.w *= g.w;
+            Three t = three_of(round_quad(v), lane);
+            if (in && lane % 8 < 3) {
+                u32 to = AT_X0 + b * 48 + lane % 8 * 16, spare = lane % 8 == 0 ? __float_as_uint(square) : 0;
 #pragma unroll
-        for (u32 i = 0; i < Q; i++) {
-            b[i] = begin + (warp + i * FORWARDERS) * 4 + lane / 8;
-            g[i] = __ldg((const float4*)gains + min(b[i], end - 1) * 8 + lane % 8);
-        }
-#pragma unroll
-        for (u32 i = 0; i < Q; i++) {
-            const u64* from = (const u64*)board + (min(b[i], end - 1) * 8 + lane % 8) * 4;
-            p[i][0] = get_pair(from);
-            p[i][1] = get_pair(from + 2);
-        }
-        POLLS;
-#pragma unroll
-        for (u32 i = 0; i < Q; i++) {
-            if (begin + (warp + i * FORWARDERS) * 4 >= end) break;
-            const u64* from = (const u64*)board + (min(b[i], end - 1) * 8 + lane % 8) * 4;
-            while (!(is_of(p[i][0].a, epoch) && is_of(p[i][0].b, epoch) && is_of(p[i][1].a, epoch) && is_of(p[i][1].b, epoch))) {
-                p[i][0] = get_pair(from);
-                p[i][1] = get_pair(from + 2);
-                WATCHED("a row");
+                for (u32 q = 0; q < PEERS; q++) send4(peer[q] + to, peer[q] + BAR, t.a, t.b, t.c, spare);
             }
             __syncwarp();
-            if (i == 0) MARK(BAR == BAR_GATED ? 2 : 3);
-            float4 v = {value_of(p[i][0].a), value_of(p[i][0].b), value_of(p[i][1].a), value_of(p[i][1].b)};
-            bool in = b[i] < end;
-            float square = in ? v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w : 0.0f;
-            v.x *= g[i].x, v.y *= g[i].y, v.z *= g[i].z, v.w *= g[i].w;
-            Rounded r = round_quad(v);
-            square = warp_sum(square);
-            Three t = three_of(r, lane);
-            u32 to = base + AT_X0 + b[i] * 48 + lane % 8 * 16;
-            if (in && lane % 8 < 3) {
-#pragma unroll
-                for (u32 q = 0; q < PEERS; q++)
-                    send4(at_peer(to, q), at_peer(base + BAR, q), t.a, t.b, t.c, __float_as_uint(square));
-            }
         }
-        __syncwarp();
     }
 };
 

@@ -11,8 +11,17 @@ static const float LOG2E = 1.44269504f;
 static const u32 KV_BLOCK = 64;
 static const u32 LANES = DIM / 8, PER_WARP = 32 / LANES;
 static const u32 SETS = GROUP <= 4 ? 1 : 2, SET_WARPS = NW / SETS, GROUPS = SET_WARPS * PER_WARP;
+// Of rows of one unit, pieces whose sums are added up together.
+static const u32 P = NB_WIDTH > 32 ? 1 : RB >= 4 ? 2 : 4;
+// Raw heads lie rank by rank: in their order, or, where all warps have as many, warp by warp, so that they travel together.
+static const bool RAW_BY_WARP = QKV_ROWS % (NW * P * RB) == 0;
+__device__ inline u32 raw_at(u32 row) {
+    if (!RAW_BY_WARP) return row;
+    u32 rank = row / QKV_ROWS, i = row % QKV_ROWS;
+    return (rank * NW + i % NW) * (QKV_ROWS / NW) + i / NW;
+}
 #ifndef KEYS_AT_ONCE
-#define KEYS_AT_ONCE 4
+#define KEYS_AT_ONCE (HEADS / KV_HEADS <= 2 ? 4 : 2)
 #endif
 
 struct TapeLayer {
@@ -137,15 +146,15 @@ struct Gains {
 
 // Norms a raw head and turns its pairs. One warp; a value is neither normed nor turned.
 __device__ inline void turn_head(u32 head, const Gains& g, bool normed, const float2* turns, float scale, bool turned, float eps, u32 lane) {
-    const float* x = (const float*)(room + AT_RAW) + head * DIM;
+    const float* x = (const float*)(room + AT_RAW);
     float* to = (float*)(room + AT_HEADS) + head * DIM;
     float a[PAIRS_A_LANE], b[PAIRS_A_LANE], square = 0.0f;
     float2 turn[PAIRS_A_LANE];
 #pragma unroll
     for (u32 j = 0; j < PAIRS_A_LANE; j++) {
         u32 p = lane + 32 * j;
-        a[j] = x[left_of(p)];
-        b[j] = x[right_of(p)];
+        a[j] = x[raw_at(head * DIM + left_of(p))];
+        b[j] = x[raw_at(head * DIM + right_of(p))];
         turn[j] = {1.0f, 0.0f};
         if (turned && p < PAIRS) turn[j] = turns[p];
         if (HEAD_NORMS) {
@@ -220,12 +229,16 @@ struct Attention {
             u32 n = begin + base + group();
             // Whole warps pass over what is behind the last key.
             if (base + threadIdx.x / 32 % SET_WARPS * PER_WARP >= old) break;
-            if (base > 0) fetch(s, c, head, n);
+            typename Kv::Eight key[AT_ONCE], value[AT_ONCE];
+#pragma unroll
+            for (u32 i = 0; i < AT_ONCE; i++) key[i] = k[i], value[i] = v[i];
+            // The next keys are on their way while these are used.
+            if (AT_ONCE == KEYS_AT_ONCE && base + GROUPS * AT_ONCE < old) fetch(s, c, head, n + GROUPS * AT_ONCE);
             float score[AT_ONCE][WARP_HEADS];
 #pragma unroll
             for (u32 i = 0; i < AT_ONCE; i++) {
                 float f[8];
-                Kv::unpack(k[i], f);
+                Kv::unpack(key[i], f);
 #pragma unroll
                 for (u32 h = 0; h < WARP_HEADS; h++) {
                     float x = 0.0f;
@@ -262,7 +275,7 @@ struct Attention {
 #pragma unroll
             for (u32 i = 0; i < AT_ONCE; i++) {
                 float f[8];
-                Kv::unpack(v[i], f);
+                Kv::unpack(value[i], f);
 #pragma unroll
                 for (u32 h = 0; h < WARP_HEADS; h++)
 #pragma unroll
@@ -362,27 +375,34 @@ struct Attention {
         }
         meet();
         u32 base = shared_address(room);
+        // Four results a thread.
 #pragma unroll
-        for (u32 b = warp; b < MIX_BLOCKS; b += NW) {
-            u32 i = b * 32 + lane, h = i / DIM, w0 = h / WARP_HEADS * SET_WARPS, own = h % WARP_HEADS;
-            float high = -1e30f, all = 0.0f, mean = 0.0f;
+        for (u32 i = t * 4; i < GROUP * DIM; i += CONSUMERS * 4) {
+            u32 b = i / 32, h = i / DIM, w0 = h / WARP_HEADS * SET_WARPS, own = h % WARP_HEADS;
+            float high = -1e30f, all = 0.0f;
+            float4 mean = {0.0f, 0.0f, 0.0f, 0.0f};
             float2 p[SET_WARPS];
 #pragma unroll
             for (u32 w = 0; w < SET_WARPS; w++) {
-                p[w] = w < busy ? part[w0 + w][own] : float2{-1e30f, 0.0f};
+                p[w] = part[w0 + w][own];
+                if (w >= busy) p[w] = {-1e30f, 0.0f};
                 high = fmaxf(high, p[w].x);
             }
 #pragma unroll
             for (u32 w = 0; w < SET_WARPS; w++) {
                 if (w >= busy) break;
                 float weight = power2(p[w].x - high);
+                float4 x = *(const float4*)(mixes + ((w0 + w) * WARP_HEADS + own) * DIM + i % DIM);
                 all = fmaf(weight, p[w].y, all);
-                mean = fmaf(weight, mixes[((w0 + w) * WARP_HEADS + own) * DIM + i % DIM], mean);
+                mean.x = fmaf(weight, x.x, mean.x);
+                mean.y = fmaf(weight, x.y, mean.y);
+                mean.z = fmaf(weight, x.z, mean.z);
+                mean.w = fmaf(weight, x.w, mean.w);
             }
             u32 owner = b % PEERS, bar = at_peer(base + BAR_MIXES, owner);
-            u32 to = at_peer(base + AT_PARTS + (b / PEERS * PEERS + rank) * PART_BYTES, owner);
-            send(to + lane * 4, bar, mean);
-            if (lane == 0) send2(to + 128, bar, high, all);
+            u32 to = at_peer(base + AT_PARTS + b / PEERS * PEERS * PART_BYTES + rank * 128, owner);
+            send4(to + i % 32 * 4, bar, __float_as_uint(mean.x), __float_as_uint(mean.y), __float_as_uint(mean.z), __float_as_uint(mean.w));
+            if (i % 32 == 0) send2(at_peer(base + AT_PARTS + b / PEERS * PEERS * PART_BYTES + PEERS * 128 + rank * 8, owner), bar, high, all);
         }
     }
 
@@ -399,8 +419,8 @@ struct Attention {
             float v[PEERS], all = 0.0f, mean = 0.0f;
 #pragma unroll
             for (u32 r = 0; r < PEERS; r++) {
-                p[r] = *(const float2*)(parts + r * PART_BYTES + 128);
-                v[r] = *(const float*)(parts + r * PART_BYTES + lane * 4);
+                p[r] = *(const float2*)(parts + PEERS * 128 + r * 8);
+                v[r] = *(const float*)(parts + r * 128 + lane * 4);
                 high = fmaxf(high, p[r].x);
             }
 #pragma unroll

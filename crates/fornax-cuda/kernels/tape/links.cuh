@@ -39,23 +39,9 @@ __device__ inline bool bar_done(u32 bar, u32 parity) {
 __device__ inline void bar_wait(u32 bar, u32 parity) {
     POLLS;
     while (!bar_done(bar, parity)) {
-        WATCHED("weights");
+        WATCHED("weights, or the cluster");
     }
 }
-// For what other blocks of the cluster sent.
-__device__ inline void bar_wait_cluster(u32 bar, u32 parity) {
-    POLLS;
-    u32 done;
-    do {
-        asm volatile(
-            "{.reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
-            : "=r"(done)
-            : "r"(bar), "r"(parity)
-            : "memory");
-        WATCHED("the cluster");
-    } while (!done);
-}
-
 // The same place in the shared memory of a block of the cluster.
 __device__ inline u32 at_peer(u32 at, u32 peer) {
     u32 there;

@@ -42,7 +42,7 @@ static const u32 AT_MIXES = AT_HEADS + lines(HEAD_ROWS * 4);         // [NW][que
 static const u32 WARP_HEADS = GROUP <= 4 ? GROUP : (GROUP + 1) / 2;  // query heads of a warp
 static const u32 AT_TOKEN = AT_MIXES;                                // before the first layer: the embedding, f32
 static const u32 AT_PARTS = AT_MIXES + more(lines(NW * WARP_HEADS * DIM * 4), lines(WIDTH * 4));  // [owned][PEERS][32], then maximum and sum
-static const u32 PART_BYTES = 128 + 8;
+static const u32 PART_BYTES = 128 + 8;                               // of a rank; an owned block has first all results
 static const u32 AT_TURNS = AT_PARTS + lines(OWN_BLOCKS * PEERS * PART_BYTES);
 static const u32 AT_RING = AT_TURNS + lines(ROPES * PAIRS * 8);
 

@@ -88,18 +88,13 @@ struct Step {
     Feed feed;
     u32 cluster, rank, even, ends, at;  // at: layers, and heads, since the launch began; even: rows of a piece of O and down; ends: layers' ends that were received
     bool attends;
-    // Of single-unit rows, pieces whose sums are added up together.
-#ifndef PIECES
-#define PIECES (RB >= 4 ? 2 : 4)
-#endif
-    static const u32 P = NB_WIDTH > 32 ? 1 : PIECES;
 
     // Rows of the output or of down, onto the residuals, to all.
     template <class W, u32 NB>
     __device__ void residual_rows(const float* bias, u64* to, u32 epoch) {
         u32 lane = threadIdx.x % 32;
         float* own = (float*)(room + AT_OWN);
-        product<W, NB, AT_X1, 1>(feed, share.rows, even, [&](u32 i, float v) {
+        product<W, NB, AT_X1, 1, false>(feed, share.rows, even, 0.0f, [&](u32 i, float v) {
             if (lane % (32 / RB) != 0 || i >= share.rows) return;
             if (BIASES && bias) v += __ldg(bias + share.row0 + i);
             v += own[i];
@@ -109,14 +104,28 @@ struct Step {
     }
 
     __device__ void queries(const TapeLayer& s) {
-        u32 lane = threadIdx.x % 32, base = shared_address(room);
-        float factor = norm_factor(a.eps);
-        product<W_QKV, NB_WIDTH, AT_X0, P>(feed, QKV_ROWS, PIECE_ROWS, [&](u32 i, float v) {
-            static const u32 SAME = 32 / (P * RB);
-            if (QKV_ROWS % (NW * P * RB) != 0 && i >= QKV_ROWS) return;
-            u32 row = rank * QKV_ROWS + i;
-            v *= factor;
+        u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, base = shared_address(room);
+        product<W_QKV, NB_WIDTH, AT_X0, P, true>(feed, QKV_ROWS, PIECE_ROWS, a.eps, [&](u32 i, float v) {
+            static const u32 N = P * RB, SAME = 32 / N;
+            u32 row = rank * QKV_ROWS + min(i, QKV_ROWS - 1);
             if (BIASES && s.qkv_bias) v += __ldg((const float*)s.qkv_bias + cluster * HEAD_ROWS + row);
+            if (RAW_BY_WARP && N >= 2) {
+                // A warp's rows lie side by side.
+                u32 peer = lane % PEERS, to = (rank * NW + warp) * (QKV_ROWS / NW) + i / NW - lane / SAME;
+                u32 bar = at_peer(base + BAR_HEADS, peer), at, half = N == 8 ? lane / 8 % 2 : 0;
+                float w[4];
+#pragma unroll
+                for (u32 j = 0; j < (N < 4 ? N : 4); j++) w[j] = __shfl_sync(0xffffffffu, v, (half * 4 + j) * SAME);
+                to = __shfl_sync(0xffffffffu, to, 0);
+                at = at_peer(base + AT_RAW + (to + half * 4) * 4, peer);
+                if (N == 2) {
+                    if (lane < PEERS) send2(at, bar, w[0], w[1]);
+                } else if (lane < (N == 8 ? 2 : 1) * PEERS) {
+                    send4(at, bar, __float_as_uint(w[0]), __float_as_uint(w[1]), __float_as_uint(w[2]), __float_as_uint(w[3]));
+                }
+                return;
+            }
+            if (QKV_ROWS % (NW * N) != 0 && i >= QKV_ROWS) return;
 #pragma unroll
             for (u32 k = 0; k < PEERS; k += SAME) {
                 u32 peer = k + lane % SAME;
@@ -127,12 +136,10 @@ struct Step {
 
     __device__ void gated(const TapeLayer& s, u32 epoch) {
         u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        float factor = norm_factor(a.eps);
         float* own = (float*)(room + AT_GATED);
-        product<W_GU, NB_WIDTH, AT_X0, P>(feed, 64 * share.gates, PIECE_ROWS, [&](u32 i, float v) {
+        product<W_GU, NB_WIDTH, AT_X0, P, true>(feed, 64 * share.gates, PIECE_ROWS, a.eps, [&](u32 i, float v) {
             static const u32 SAME = 32 / (P * RB);
             u32 out = i / (2 * NW) * NW + warp;
-            v *= factor;
             if (BIASES && s.gu_bias) v += __ldg((const float*)s.gu_bias + 2 * (min(share.gate0 * 32 + out, FF - 1)) + (i / NW & 1));
             float other = __shfl_xor_sync(0xffffffffu, v, SAME);
             if (lane % (2 * SAME) == 0 && i < 64 * share.gates) own[out] = gate_of(v, other);
@@ -160,13 +167,13 @@ struct Step {
             MARK(1);
             queries(s);
             MARK(2);
-            bar_wait_cluster(bars + BAR_HEADS, parity);
+            bar_wait(bars + BAR_HEADS, parity);
             if (threadIdx.x == 0) bar_expect(bars + BAR_HEADS, HEAD_ROWS * 4);
             MARK(3);
             mix.run(s, spot, cluster, a.eps);
             MARK(6);
             if (rank < MIX_BLOCKS) {
-                bar_wait_cluster(bars + BAR_MIXES, parity);
+                bar_wait(bars + BAR_MIXES, parity);
                 MARK(7);
                 Attention::finish(s, cluster, rank, board + BOARD_MIXES, epoch);
                 if (threadIdx.x == 0) bar_expect(bars + BAR_MIXES, mix_bytes());
@@ -220,11 +227,10 @@ struct Step {
         ends++;
         says(true);
         MARK(18);
-        float factor = norm_factor(a.eps) * a.head_scale;
         Best best = Best::none();
-        product<W_HEAD, NB_WIDTH, AT_X0, P>(feed, share.heads, PIECE_ROWS, [&](u32 i, float v) {
+        product<W_HEAD, NB_WIDTH, AT_X0, P, true>(feed, share.heads, PIECE_ROWS, a.eps, [&](u32 i, float v) {
             if (i >= share.heads) return;
-            v *= factor;
+            v *= a.head_scale;
             if (a.head_softcap != 0.0f) v = a.head_softcap * tanhf(v / a.head_softcap);
             u32 row = share.head0 + i;
             if (logits && lane % (32 / (P * RB)) == 0) logits[row] = v;
@@ -291,7 +297,9 @@ struct Step {
 
 // What a rank passes on, token after token.
 __device__ inline void forward(const Step& step, const TapeArgs& a, const float* final_norm, u32 warp) {
-    Forwarder f = {step.rank, warp, threadIdx.x % 32, shared_address(room)};
+    Forwarder f = {step.rank, warp, threadIdx.x % 32};
+#pragma unroll
+    for (u32 p = 0; p < PEERS; p++) f.peer[p] = at_peer(shared_address(room), p);
     const u8* board = step.board;
 #pragma unroll 1
     for (u32 round = 0; round < a.rounds; round++) {
