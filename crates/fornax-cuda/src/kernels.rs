@@ -97,7 +97,7 @@ pub(crate) fn fast_source(name: &str, types: &[TensorType], defines: &[Define]) 
         text.push_str(&format!("#define {} {}\n", d.name, d.value));
     }
     if name == "tape" {
-        text.push_str(&format!("#define SLOTS {TAPE_RING}\n"));
+        text.push_str(TAPE_RING);
     }
     let body = FAST.iter().find(|f| f.0 == name).map_or("", |f| f.1);
     text.push_str("#line 1\n");
@@ -106,8 +106,10 @@ pub(crate) fn fast_source(name: &str, types: &[TensorType], defines: &[Define]) 
 }
 
 /// As many pieces as shared memory has room for; the kernel says what it needs then.
-const TAPE_RING: &str =
-    "((SHARED_LIMIT - AT_RING) / SLOT_STRIDE < 56 ? (SHARED_LIMIT - AT_RING) / SLOT_STRIDE : 56)";
+const TAPE_RING: &str = "\
+#define RING ((SHARED_LIMIT - AT_RING) / SLOT_STRIDE)
+#define SLOTS (RING < 56 ? RING : 56)
+";
 
 /// A fast kernel as some models need it: its name, formats and constants.
 #[derive(Clone, Debug)]

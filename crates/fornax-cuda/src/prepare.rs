@@ -7,6 +7,7 @@ mod mixture;
 mod places;
 mod plain;
 mod room;
+mod tapes;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -21,11 +22,11 @@ use crate::args::{EmbedArgs, NormArgs, SelectArgs};
 use crate::compiler::Compiler;
 use crate::driver::{Gpu, Memory, Module};
 use crate::fast::decode::{Decode, Parts, RowsKernel, Words};
-use crate::fast::drive::{Drive, Way};
+use crate::fast::drive::Drive;
 use crate::fast::fold::{self, Folded};
 use crate::fast::planes;
 use crate::fast::stage::STAGE_BYTES;
-use crate::fast::tape::{self, Tape};
+use crate::fast::tape::Tape;
 use crate::fast::{Addresses, Dense, Wire};
 use crate::feed::Shape;
 use crate::kernels::{self, entry};
@@ -346,47 +347,6 @@ impl<'a> Builder<'a> {
         }
         self.out._memory = self.places.memory;
         Ok(self.out)
-    }
-
-    /// Tapes, where they are wanted and can be had.
-    fn tape(
-        &self,
-        parts: &Parts<'_>,
-        drive: Drive,
-        wire: &Wire,
-        planes: &mut planes::Planes,
-    ) -> Result<Option<Tape>> {
-        if !drive.wants(Way::Tape) {
-            return Ok(None);
-        }
-        let fitted = match &wire.lacks {
-            None => tape::fit::fit(self.plan, &self.folded.norms, &wire.stages),
-            Some(what) => Err(what.clone()),
-        };
-        let made = match fitted {
-            Ok((fit, layers)) => {
-                let logits = self.plan.ops.iter().find_map(|op| match op {
-                    Op::Logits { out, .. } => Some(self.places.value(*out)),
-                    _ => None,
-                });
-                let source = tape::Source {
-                    layers: &layers,
-                    stages: &wire.stages,
-                    final_norm: self.places.vector(fit.final_norm),
-                    logits: logits.unwrap_or(0),
-                    fit,
-                };
-                Tape::new(parts, &source, planes)?
-            }
-            Err(why) => Err(why),
-        };
-        match made {
-            Ok(tape) => Ok(Some(tape)),
-            Err(why) => {
-                tracing::info!("cuda: single sequences are not decoded from tapes: {why}");
-                drive.checked(Way::Tape, None, &why)
-            }
-        }
     }
 
     fn value(&self, v: ValueId) -> Place {

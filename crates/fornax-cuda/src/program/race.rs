@@ -147,8 +147,10 @@ impl CudaProgram {
 
     /// Frees what no step takes any more: tapes are the weights once again.
     fn give_up(&mut self) {
-        if self.ways.one != Way::Tape {
-            self.prepared.tape = None;
+        if self.ways.one != Way::Tape
+            && let Some(tape) = self.prepared.tape.take()
+        {
+            self.prepared.weight_bytes -= tape.bytes();
         }
         if self.ways.one == Way::Graph && self.ways.several == Way::Graph {
             self.prepared.decode = None;

@@ -26,8 +26,6 @@ const CLUSTERS_MAX: u32 = 15;
 const WARPS: u32 = 8;
 /// Bytes of a unit below which a piece has four groups of rows, and not two.
 const SMALL: u32 = 800;
-/// Bytes of a block's layer that fit the ring, so that one piece on its way at a time is enough.
-const FITS: u64 = 192 << 10;
 /// Shared memory that the kernel declares itself.
 const DECLARED: u32 = 1024;
 /// Bytes that are left free beside the tapes, for what is allocated later.
@@ -247,7 +245,6 @@ pub(crate) fn defines(
         ("NW", pace.warps),
         ("RB", pace.groups),
         ("SHARED_LIMIT", limit),
-        ("INFLIGHT", if share::largest_layer(g, pace) <= FITS { 1 } else { 3 }),
         ("PAIRS", fit.pairs),
         ("HALVES", u32::from(fit.halves)),
         ("ROPES", ropes),

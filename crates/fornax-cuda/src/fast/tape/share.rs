@@ -168,12 +168,6 @@ pub(crate) fn shares(g: &Geometry, pace: &Pace) -> Result<Vec<Share>, String> {
     Ok(all)
 }
 
-/// Bytes of a layer of the block of threads that has the most.
-pub(crate) fn largest_layer(g: &Geometry, pace: &Pace) -> u64 {
-    let all = shares(g, pace).unwrap_or_default();
-    all.iter().enumerate().map(|(ix, s)| layer_bytes(g, ix as u32, s)).max().unwrap_or(0)
-}
-
 /// Deals so many things of `bytes` each to whoever has the least, `most` to one at most.
 fn dealt(load: &mut [u64], things: u32, bytes: u64, most: u32) -> Option<Vec<u32>> {
     let mut counts = vec![0u32; load.len()];
