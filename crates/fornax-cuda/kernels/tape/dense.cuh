@@ -10,22 +10,23 @@
 
 extern __shared__ __align__(128) u8 room[];
 
-#ifndef INFLIGHT
-#define INFLIGHT 2
-#endif
-#ifndef INFLIGHT_HEAD
-#define INFLIGHT_HEAD 6
-#endif
-// Bytes of the tape that are asked into the second-level cache before their turn.
-#ifndef AHEAD
-#define AHEAD 0
-#endif
-// Whether the ring is filled while attention goes on, and not while all wait for all.
-#ifndef WINDOWS
-#define WINDOWS 0
-#endif
 static const u32 UNIT_MAX = more(more(W_QKV::SLOT, W_O::SLOT), more(more(W_GU::SLOT, W_DOWN::SLOT), W_HEAD::SLOT));
 static const u32 SLOT_STRIDE = lines(PIECE_ROWS * UNIT_MAX);
+
+// Weights of a layer, by block, if all had as many.
+static const u32 LAYER_BYTES = ((NB_WIDTH + 31) / 32 * (HEAD_ROWS * KV_HEADS * W_QKV::SLOT + 2 * FF * W_GU::SLOT) +
+                                WIDTH * ((NB_HEADS + 31) / 32 * W_O::SLOT + (NB_FF + 31) / 32 * W_DOWN::SLOT)) / BLOCKS;
+// Where the ring holds a layer, it is filled while attention goes on, and not while all wait for all: what is on its way
+// makes others' few words late. Otherwise it is filled whenever there is room.
+#ifndef WINDOWS
+#define WINDOWS (LAYER_BYTES <= SLOTS * SLOT_STRIDE)
+#endif
+#ifndef UNDER_WAY
+#define UNDER_WAY (WINDOWS ? 2u : 5u)
+#endif
+#ifndef UNDER_WAY_HEAD
+#define UNDER_WAY_HEAD 6u
+#endif
 static const u32 TAPE_SHARED = AT_RING + SLOTS * SLOT_STRIDE;
 static_assert(SLOTS <= 56, "barriers have room for 56 slots");
 // Hand-overs: raw heads, parts of attention; then inputs: of O, of gate and up, of down, of the next layer.
@@ -49,10 +50,6 @@ __shared__ long long times_at, times_sums[PHASES];
             times_at = now;                                                                                            \
         }                                                                                                              \
     }
-#elif defined(TRACE)
-__device__ long long trace[128 * 12 * 32];
-#define MARK(phase)                                                                                                    \
-    if (threadIdx.x % 32 == 0) trace[(blockIdx.x * 12 + threadIdx.x / 32) * 32 + (phase)] = clock64();
 #else
 #define MARK(phase)
 #endif
@@ -87,7 +84,7 @@ __device__ inline u32 even_pieces(u32 rows) {
 
 struct Filler {
     Feed f, known;  // where the next piece goes; the oldest that is not known to have come
-    const u8 *from, *begin, *end;  // in the tape
+    const u8 *from, *begin;  // in the tape
     u64 policy;
     u32 issued, arrived, even;
     u32 step;  // layers (and heads) that are filled, since the launch began
@@ -100,7 +97,7 @@ struct Filler {
 
     // The pieces of `rows` rows of one product, `most` rows a piece; false where the launch has come to its end.
     template <class W, u32 NB>
-    __device__ bool fill(u32 rows, u32 most, u32 inflight = INFLIGHT) {
+    __device__ bool fill(u32 rows, u32 most, u32 under_way = UNDER_WAY) {
         static const u32 U = (NB + 31) / 32;
 #pragma unroll 1
         for (u32 left = rows; left > 0;) {
@@ -109,26 +106,18 @@ struct Filler {
 #pragma unroll 1
             for (u32 u = 0; u < U; u++) {
                 POLLS;
-#ifdef NOSTREAM
-                if (issued == SLOTS) return false;
-#endif
                 while (!bar_done(Feed::empty(f.slot), f.parity ^ 1) || !quiet()) {
                     if (*(volatile u32*)(room + AT_HALT)) return false;
                     WATCHED("room in the ring");
                 }
                 // What is on its way in front of others' few words makes them late.
-                while (issued - arrived >= inflight) {
+                while (issued - arrived >= under_way) {
                     bar_wait(Feed::full(known.slot), known.parity);
                     known.next(1);
                     arrived++;
                 }
                 bar_expect(Feed::full(f.slot), bytes);
                 bulk_copy(Feed::at(f.slot), from, bytes, Feed::full(f.slot), policy);
-                if (AHEAD > 0) {
-                    const u8* later = from + AHEAD;
-                    if (later >= end) later = begin + (later - end);
-                    bulk_prefetch(later, min(bytes, (u32)(end - later)));
-                }
                 from += bytes;
                 issued++;
                 f.next(1);
@@ -147,7 +136,7 @@ struct Filler {
             if (!fill<W_DOWN, NB_FF>(s.rows, even)) return false;
             step++;
         }
-        if (!fill<W_HEAD, NB_WIDTH>(s.heads, PIECE_ROWS, INFLIGHT_HEAD)) return false;
+        if (!fill<W_HEAD, NB_WIDTH>(s.heads, PIECE_ROWS, UNDER_WAY_HEAD)) return false;
         step++;
         return true;
     }
@@ -230,12 +219,10 @@ __device__ __forceinline__ void product(Feed& feed, u32 rows, u32 most, float ep
         for (u32 u = 0; u < U; u += C) {
             u32 mine = feed.slot + lane, wraps = mine >= SLOTS;
             mine = Feed::wrapped(mine);
-#ifndef NOSTREAM
             POLLS;
             while (!__all_sync(0xffffffffu, lane >= n || bar_done(Feed::full(mine), feed.parity ^ wraps))) {
                 WATCHED("weights");
             }
-#endif
             W next[RB];
             Act a = input_block<W, X>(u * 32 + lane, spare);
             square += spare;
@@ -375,7 +362,6 @@ struct Forwarder {
             Three v;
             const u8* from = board + min(at, end - 1) * 16;
             poll(v, [&](Three& x) { x = get_three(from); }, [&](const Three& x) { return x.epoch == epoch; });
-            MARK(BAR == BAR_OUTPUT ? 0 : 1);
             if (in) {
 #pragma unroll
                 for (u32 p = 0; p < PEERS; p++) send4(peer[p] + AT_X1 + at * 16, peer[p] + BAR, v.a, v.b, v.c, 0);
@@ -405,7 +391,6 @@ struct Forwarder {
                     x.b = get_pair(from + 2);
                 },
                 [&](const Quad& x) { return is_of(x.a.a, epoch) && is_of(x.a.b, epoch) && is_of(x.b.a, epoch) && is_of(x.b.b, epoch); });
-            MARK(BAR == BAR_GATED ? 2 : 3);
             float4 v = {value_of(p.a.a), value_of(p.a.b), value_of(p.b.a), value_of(p.b.b)};
             float square = block_sum(v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w);
             v.x *= g.x, v.y *= g.y, v.z *= g.z, v.w *= g.w;

@@ -337,6 +337,8 @@ struct Attention {
         }
         if (old <= GROUPS) {
             some_keys<1>(s, c, head, old, q, mix, top, sum);
+        } else if (KEYS_AT_ONCE > 2 && old <= 2 * GROUPS) {
+            some_keys<2>(s, c, head, old, q, mix, top, sum);
         } else {
             some_keys<KEYS_AT_ONCE>(s, c, head, old, q, mix, top, sum);
         }

@@ -72,11 +72,7 @@ __device__ inline void meet() { asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS) 
 
 __device__ inline u64 policy_once() {
     u64 p;
-#ifdef NOPOLICY
-    asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(p));
-#else
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p));
-#endif
     return p;
 }
 __device__ inline void bulk_copy(u32 to, const u8* from, u32 bytes, u32 bar, u64 policy) {
@@ -84,10 +80,6 @@ __device__ inline void bulk_copy(u32 to, const u8* from, u32 bytes, u32 bar, u64
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
         "l"(from), "r"(bytes), "r"(bar), "l"(policy)
         : "memory");
-}
-
-__device__ inline void bulk_prefetch(const u8* from, u32 bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 
 // A value with its epoch, stored and loaded as one.

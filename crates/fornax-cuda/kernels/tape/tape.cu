@@ -204,14 +204,6 @@ struct Step {
         MARK(17);
     }
 
-    // Bytes of the block's tape.
-    __device__ u64 tape_bytes() const {
-        static const u32 U = (NB_WIDTH + 31) / 32;
-        u32 queries = attends ? QKV_ROWS * U * W_QKV::SLOT : 0, gated = 64 * share.gates * U * W_GU::SLOT;
-        u32 row = (NB_HEADS + 31) / 32 * W_O::SLOT + (NB_FF + 31) / 32 * W_DOWN::SLOT;
-        return (u64)(queries + gated + share.rows * row) * LAYERS + (u64)share.heads * U * W_HEAD::SLOT;
-    }
-
     // Says what the block works at, and whether nobody waits for an exchange.
     __device__ void says(bool quiet) {
         if (WINDOWS && threadIdx.x == 0) *(volatile u32*)(room + AT_STEP) = 2 * at + quiet;
@@ -358,7 +350,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(8, 1, 
     if (t >= CONSUMERS) {
         if (t == CONSUMERS) {
             const u8* from = tape + step.share.at;
-            Filler f = {{0, 0}, {0, 0}, from, from, from + step.tape_bytes(), policy_once(), 0, 0, step.even, 0};
+            Filler f = {{0, 0}, {0, 0}, from, from, policy_once(), 0, 0, step.even, 0};
             for (u32 round = 0; round < a.rounds; round++)
                 if (!f.token(step.share, step.attends)) break;
             f.drain();
@@ -369,9 +361,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(8, 1, 
         cluster_barrier();
         return;
     }
-#ifdef NOSTREAM
-    for (u32 i = 0; i < SLOTS; i++) bar_wait(base + AT_BARS + i * 8, 0);
-#endif
     Row row = all_rows[a.base];
     Wanted w = wanted[0];
     u32 token = row.token == NONE ? last[row.slot] : row.token, parity = 0;
@@ -396,9 +385,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(8, 1, 
         Best best = step.choose(epoch + LAYERS, stopped);
         MARK(21);
         bool usable = best.at != Best::NO_TOKEN, ends = stopped || !usable;
-#ifdef NOSTREAM
-        ends = false;
-#endif
 
         token = usable ? best.at : 0;
         const u32* listed = stops + row.seq * STOPS;
