@@ -13,11 +13,16 @@ fn steps(root: &Path) -> Result<Vec<(&'static str, Command)>> {
     let script = |name: &str| Command::new(root.join("scripts").join(name));
     let mut tests = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     tests.args(["test", "--no-fail-fast"]);
-    for package in packages(root)? {
+    let mut skipped = Vec::new();
+    for (package, ignored) in packages(root)? {
         tests.args(["-p", &package]);
+        skipped.extend(ignored.into_iter().filter(|t| !t.is_check).map(|t| t.name));
     }
     // Ignored tests are the complete ones; the others are the checks' own.
     tests.args(["--", "--ignored"]);
+    for name in skipped {
+        tests.args(["--skip", &name]);
+    }
     let mut counts = Command::new(std::env::current_exe().context("naming this program")?);
     counts.args(["counts", "--check"]);
     let mut steps = vec![
@@ -33,29 +38,56 @@ fn steps(root: &Path) -> Result<Vec<(&'static str, Command)>> {
     Ok(steps)
 }
 
-/// The packages that have ignored tests which run here: no others are built.
-fn packages(root: &Path) -> Result<Vec<String>> {
+/// A test that is left out of the checks.
+#[derive(Debug)]
+struct Ignored {
+    name: String,
+    /// It checks something. What says that a script runs it makes something for that script instead.
+    is_check: bool,
+}
+
+/// The packages that have ignored tests which check something, with all of theirs: no others are built.
+fn packages(root: &Path) -> Result<Vec<(String, Vec<Ignored>)>> {
     let mut all = Vec::new();
     for package in fs::read_dir(root.join("crates")).context("listing the crates")? {
         let package = package?.path();
-        let found = ["src", "tests"].iter().any(|part| ignores(&package.join(part)));
-        if let (true, Some(name)) = (found, package.file_name()) {
-            all.push(name.to_string_lossy().into_owned());
+        let found: Vec<Ignored> =
+            ["src", "tests"].iter().flat_map(|part| ignored(&package.join(part))).collect();
+        if let (true, Some(name)) = (found.iter().any(|t| t.is_check), package.file_name()) {
+            all.push((name.to_string_lossy().into_owned(), found));
         }
     }
-    all.sort();
+    all.sort_by(|a, b| a.0.cmp(&b.0));
     Ok(all)
 }
 
-/// Whether a source in the folder has an ignored test, other than one that makes something for another machine.
-fn ignores(folder: &Path) -> bool {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    entries.map(|entry| entry.path()).any(|path| {
-        let text = || fs::read_to_string(&path).unwrap_or_default();
-        let here = |line: &str| line.contains("#[ignore") && !line.contains("another machine");
-        path.is_dir() && ignores(&path)
-            || path.extension().is_some_and(|e| e == "rs") && text().lines().any(here)
-    })
+/// The ignored tests of the sources in a folder.
+fn ignored(folder: &Path) -> Vec<Ignored> {
+    let mut all = Vec::new();
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            all.extend(ignored(&path));
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            all.extend(ignored_in(&fs::read_to_string(&path).unwrap_or_default()));
+        }
+    }
+    all
+}
+
+fn ignored_in(text: &str) -> Vec<Ignored> {
+    let mut lines = text.lines();
+    let mut all = Vec::new();
+    while let Some(line) = lines.next() {
+        if !line.trim_start().starts_with("#[ignore") {
+            continue;
+        }
+        let is_check = !line.contains("scripts/");
+        let name =
+            lines.find_map(|l| l.split_once("fn ").and_then(|(_, rest)| rest.split_once('(')));
+        all.extend(name.map(|(name, _)| Ignored { name: name.to_owned(), is_check }));
+    }
+    all
 }
 
 /// Runs everything and tells what failed.
@@ -103,12 +135,19 @@ mod tests {
     #[test]
     fn packages_with_ignored_tests_are_found() {
         let all = packages(&crate::root()).expect("a folder of crates");
-        assert!(all.contains(&"fornax-metal".to_string()), "{all:?}");
-        assert!(all.contains(&"fornax-engine".to_string()), "{all:?}");
+        let names: Vec<&str> = all.iter().map(|(name, _)| name.as_str()).collect();
+        assert!(names.contains(&"fornax-metal") && names.contains(&"fornax-engine"), "{names:?}");
         // The one has none, the other one that needs NVIDIA's compiler and a folder to write to.
-        for other in ["fornax-gguf", "fornax-cuda"] {
-            assert!(!all.contains(&other.to_string()), "{all:?}");
-        }
+        assert!(!names.contains(&"fornax-gguf") && !names.contains(&"fornax-cuda"), "{names:?}");
+    }
+
+    #[test]
+    fn what_a_script_runs_is_no_check() {
+        let text = "#[test]\n#[ignore = \"all\"]\npub(super) fn every_one() {\n}\n#[test]\n#[ignore = \"for scripts/a.sh\"]\n\
+                    fn writes() {}\n#[test]\nfn runs() {}\n";
+        let found = ignored_in(text);
+        let told: Vec<(&str, bool)> = found.iter().map(|t| (t.name.as_str(), t.is_check)).collect();
+        assert_eq!(told, [("every_one", true), ("writes", false)]);
     }
 
     #[test]
