@@ -5,6 +5,10 @@
 #[path = "../../examples/golden.rs"]
 mod golden;
 
+#[allow(dead_code, reason = "the example is a program of its own, too")]
+#[path = "../../examples/pace.rs"]
+mod pace;
+
 use std::path::PathBuf;
 
 use fornax_gguf::Gguf;
@@ -43,6 +47,39 @@ fn mixtures_agree() {
 #[test]
 fn short_convolutions_agree() {
     pass(|name| name == "lfm2", 1, 48);
+}
+
+/// Compiles what known shapes (those of the pace example that `FORNAX_SHAPES` names, with their formats) need on an H200, into
+/// the folder that `FORNAX_CUBINS` names.
+#[test]
+#[ignore = "compiles for another machine"]
+fn compile_for_shapes() {
+    assert!(std::env::var_os("FORNAX_CUBINS").is_some(), "FORNAX_CUBINS names no folder");
+    let device = CudaDevice::on_paper().unwrap();
+    let shapes = std::env::var("FORNAX_SHAPES").expect("FORNAX_SHAPES names shapes");
+    for text in shapes.split_whitespace() {
+        let mut parts = text.split(':');
+        let shape = pace::SHAPES.iter().find(|s| parts.clone().next() == Some(s.name)).unwrap();
+        let ty = fornax_gguf::TensorType::parse(parts.nth(1).unwrap()).unwrap();
+        let kv_type = match parts.next() {
+            Some("q8_0") => KvType::Q8_0,
+            Some("f32") => KvType::F32,
+            _ => KvType::F16,
+        };
+        let plan = pace::plan(shape, &mut pace::Pool::new(ty).unwrap());
+        for (slots, act) in [(1, None), (8, None)] {
+            let limits = Limits {
+                slots,
+                rows: 256,
+                wanted: slots,
+                kv_blocks: 64,
+                kv_type,
+                act,
+                ..Limits::default()
+            };
+            device.prepare(&plan, &limits).unwrap();
+        }
+    }
 }
 
 /// Compiles what the test models and the list of cases need on an H200, into the folder that `FORNAX_CUBINS` names: for a

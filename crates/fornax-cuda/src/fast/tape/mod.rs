@@ -20,6 +20,8 @@ use crate::args::TapeArgs;
 use crate::driver::{Function, Gpu, Memory, Module};
 use crate::kernels::{self, Define, Variant};
 
+/// The GPUs that the kernel is written for.
+const ARCH: u32 = 90;
 /// Clusters that a GPU of this kind runs at once: its parts have more multiprocessors than a whole number of clusters.
 const CLUSTERS_MAX: u32 = 15;
 /// Warps that compute; one more copies.
@@ -77,8 +79,8 @@ impl Tape {
         planes: &mut Planes,
     ) -> Result<std::result::Result<Tape, String>> {
         let (gpu, fit) = (p.gpu, &source.fit);
-        if gpu.arch < 90 {
-            return Ok(Err("a GPU without clusters".into()));
+        if gpu.arch != ARCH {
+            return Ok(Err(format!("a GPU of sm_{}, and not of sm_{ARCH}", gpu.arch)));
         }
         let g = &fit.geometry;
         let mut clusters = CLUSTERS_MAX.min(gpu.units / CLUSTER);
@@ -106,9 +108,8 @@ impl Tape {
             Ok(shares) => shares,
             Err(why) => return Ok(Err(why)),
         };
-        let (need, free) = (lay::bytes(g, &shares), gpu.free_bytes()?);
-        if need + LEFT > free {
-            return Ok(Err(format!("{need} bytes of tapes, and {free} are free")));
+        if let Some(why) = too_much(lay::bytes(g, &shares), gpu.free_bytes()?) {
+            return Ok(Err(why));
         }
         let types: Vec<_> =
             planes::PLANED.iter().filter(|t| g.types.contains(t)).copied().collect();
@@ -186,6 +187,15 @@ impl Tape {
     pub(crate) fn bytes(&self) -> u64 {
         self._memory[0].len as u64
     }
+}
+
+/// Why tapes of so many bytes are too much.
+fn too_much(need: u64, free: u64) -> Option<String> {
+    let (mib, left) = (|bytes: u64| bytes >> 20, LEFT >> 20);
+    (need + LEFT > free).then(|| {
+        let (need, free) = (mib(need), mib(free));
+        format!("tapes take {need} MiB, and {free} are free, of which {left} are to stay so")
+    })
 }
 
 /// Memory that is written once.
@@ -360,4 +370,27 @@ fn by_head(p: &Parts<'_>, g: &Geometry, layer: &Layer) -> Vec<u8> {
         }
     }
     all.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tapes_leave_memory_for_others() {
+        let gib = 1 << 30;
+        assert_eq!(too_much(8 * gib, 9 * gib), None);
+        let why = too_much(8 * gib, 8 * gib + (100 << 20)).unwrap();
+        assert_eq!(why, "tapes take 8192 MiB, and 8292 are free, of which 256 are to stay so");
+    }
+
+    #[test]
+    fn known_shapes_are_compiled_with_what_they_are() {
+        let all = variants();
+        let labels: Vec<String> = all.iter().map(Variant::label).collect();
+        assert!(labels[1].contains("WIDTH=1024 HEADS=16 KV_HEADS=8 DIM=128"), "{}", labels[1]);
+        assert!(labels[4].contains("RB=2") && labels[4].contains("W_HEAD=P_Q6_K"), "{}", labels[4]);
+        assert!(labels[6].contains("RB=4"), "small units go four groups at a time: {}", labels[6]);
+        assert!(all.iter().all(|v| v.runs_on(90) && !v.runs_on(80)));
+    }
 }
