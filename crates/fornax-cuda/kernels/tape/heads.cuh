@@ -20,9 +20,6 @@ __device__ inline u32 raw_at(u32 row) {
     u32 rank = row / QKV_ROWS, i = row % QKV_ROWS;
     return (rank * NW + i % NW) * (QKV_ROWS / NW) + i / NW;
 }
-#ifndef KEYS_AT_ONCE
-#define KEYS_AT_ONCE (HEADS / KV_HEADS <= 2 ? 4 : 2)
-#endif
 
 struct TapeLayer {
     u64 norm, mlp_norm, q_norm, k_norm, qkv_bias, o_bias, gu_bias, down_bias, sinks, keys, values;
@@ -118,6 +115,9 @@ struct KvQ8 {
         return half_to_float(h) * (float)q;
     }
 };
+
+// Keys that a group of lanes works at: as many as there are registers for, twice.
+static const u32 KEYS_AT_ONCE = (GROUP <= 2 ? 4 : 2) / (sizeof(typename Kv::Eight) > 16 ? 2 : 1);
 
 __device__ inline float power2(float x) {
     float y;
