@@ -70,7 +70,8 @@ struct Feed {
     }
 };
 
-// What a block does, as the host lays it out.
+// What a block does, as src/fast/tape lays it out: where its tape begins; rows of O and of down; blocks of 32 gated outputs;
+// rows of the head.
 struct TapeShare {
     u64 at;
     u32 row0, rows, gate0, gates, head0, heads, spare[8];
@@ -82,6 +83,7 @@ __device__ inline u32 even_pieces(u32 rows) {
     return n ? (rows + n - 1) / n : PIECE_ROWS;
 }
 
+// The lane that keeps the ring full.
 struct Filler {
     Feed f, known;  // where the next piece goes; the oldest that is not known to have come
     const u8 *from, *begin;  // in the tape
@@ -189,6 +191,7 @@ __device__ inline Act input_block(u32 b, float& spare) {
     return a;
 }
 
+// A warp's rows of a piece, to registers.
 template <class W>
 __device__ __forceinline__ void take_piece(W (&w)[RB], u32 slot, u32 warp, u32 lane) {
     u32 at = Feed::at(slot) + warp * W::SLOT;

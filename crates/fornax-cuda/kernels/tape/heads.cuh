@@ -21,13 +21,15 @@ __device__ inline u32 raw_at(u32 row) {
     return (rank * NW + i % NW) * (QKV_ROWS / NW) + i / NW;
 }
 
+// A layer's addresses, 0 where there is nothing; `qkv_bias` by KV head, in the order of its rows, `gu_bias` of gate and up in
+// turns.
 struct TapeLayer {
     u64 norm, mlp_norm, q_norm, k_norm, qkv_bias, o_bias, gu_bias, down_bias, sinks, keys, values;
     u32 group, window, rope, spare;
     float scale, softcap;
     u32 spares[4];
 };
-static_assert(sizeof(TapeLayer) == 128, "as src/tape has it");
+static_assert(sizeof(TapeLayer) == 128, "as src/fast/tape has it");
 
 // Eight neighbouring elements as the cache stores them.
 struct KvF16 {

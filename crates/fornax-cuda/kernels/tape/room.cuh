@@ -1,7 +1,7 @@
 // Shapes of a model as constants, and where everything lies in a block's shared memory.
 //
-// Plain arithmetic: the host computes the same numbers (src/tape), and a program that runs the kernel by itself can
-// include this file.
+// Plain arithmetic: the kernel tells the host what it comes to (`tape_sizes`), and a program that runs the kernel by itself
+// can include this file.
 #pragma once
 
 typedef unsigned int u32;

@@ -86,7 +86,10 @@ struct Step {
     u8* board;
     float* logits;
     Feed feed;
-    u32 cluster, rank, even, ends, at;  // at: layers, and heads, since the launch began; even: rows of a piece of O and down; ends: layers' ends that were received
+    u32 cluster, rank;
+    u32 even;  // rows of a piece of O and of down
+    u32 ends;  // rows of layers' ends that were received
+    u32 at;    // layers, and heads, since the launch began
     bool attends;
 
     // Rows of the output or of down, onto the residuals, to all.
@@ -103,6 +106,7 @@ struct Step {
         });
     }
 
+    // Queries, key and value of the cluster's head, raw, to all blocks of the cluster.
     __device__ void queries(const TapeLayer& s) {
         u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, base = shared_address(room);
         product<W_QKV, NB_WIDTH, AT_X0, P, true>(feed, QKV_ROWS, PIECE_ROWS, a.eps, [&](u32 i, float v) {
@@ -134,6 +138,7 @@ struct Step {
         });
     }
 
+    // Own blocks of gated outputs, rounded, to all.
     __device__ void gated(const TapeLayer& s, u32 epoch) {
         u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         float* own = (float*)(room + AT_GATED);
