@@ -41,8 +41,8 @@ __device__ inline void load_matrices_turned(u32 (&r)[4], u32 at) {
                  : "memory");
 }
 
-// Sums of 8-bit products are handed out as floats around this number, exact up to 2^22: an addition makes the float,
-// where a conversion would run at half the rate.
+// Sums of 8-bit products are handed out as floats around this number, exact up to 2^22: a conversion would run at half the
+// rate of what takes it off again.
 static const u32 AROUND_BITS = 0x4b400000u;
 static const float AROUND = 12582912.0f;
 
@@ -52,7 +52,7 @@ __device__ inline void mma_s8(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) 
         : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c));
 #pragma unroll
-    for (u32 i = 0; i < 4; i++) d[i] = __uint_as_float(r[i]) - AROUND;
+    for (u32 i = 0; i < 4; i++) d[i] = __uint_as_float(r[i]);
 }
 // Of one half of the block.
 __device__ inline void mma_s8_half(float (&d)[4], u32 a0, u32 a1, u32 b) {
@@ -61,7 +61,7 @@ __device__ inline void mma_s8_half(float (&d)[4], u32 a0, u32 a1, u32 b) {
         : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
         : "r"(a0), "r"(a1), "r"(b), "r"(c));
 #pragma unroll
-    for (u32 i = 0; i < 4; i++) d[i] = __uint_as_float(r[i]) - AROUND;
+    for (u32 i = 0; i < 4; i++) d[i] = __uint_as_float(r[i]);
 }
 __device__ inline void mma_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -84,6 +84,10 @@ __device__ inline u32 halves(float low, float high) {
     u32 r;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
     return r;
+}
+// What two halves lack of the floats that they stand for, as halves: with both, products are as good as of f32.
+__device__ inline u32 halves_left(u32 have, float low, float high) {
+    return halves(low - half_to_float((u16)(have & 0xffff)), high - half_to_float((u16)(have >> 16)));
 }
 // A finite number beyond the largest half becomes that; what is not finite stays so.
 __device__ inline float within_half(float v) {

@@ -158,7 +158,8 @@ args! {
     }
     /// `round_rows` and `halve_rows`; `norm` is 0 or 1, `stride` that of scales and sums.
     RoundArgs { rows: u32, width: u32, stride: u32, norm: u32, eps: f32, }
-    /// `product_*`: the rows of one launch begin at `base`, its outputs, in biases and places, at `before`.
+    /// `product_*`: the rows of one launch begin at `base`, its outputs, in biases and places, at `before`; `normed` is 1 where
+    /// the factor of a norm with `eps` is still to come.
     ProductArgs {
         rows: u32,
         base: u32,
@@ -177,6 +178,8 @@ args! {
         limit: f32,
         scale: f32,
         softcap: f32,
+        normed: u32,
+        eps: f32,
     }
     /// `turn_*`.
     TurnArgs {
@@ -192,7 +195,8 @@ args! {
         eps: f32,
         magnitude: f32,
     }
-    /// `few` and, without `parts`, `many`; `to` says in which form the results go on.
+    /// `few` and, as far as `parts`, `many`; `to` says in which form the results go on, and what is behind `parts` is for norms
+    /// and positions.
     AttendArgs {
         rows: u32,
         heads: u32,
@@ -205,6 +209,12 @@ args! {
         scale: f32,
         softcap: f32,
         parts: u32,
+        base: u32,
+        each: u32,
+        pairs: u32,
+        halves: u32,
+        eps: f32,
+        magnitude: f32,
     }
     /// `gemm`: `steps` of 64 columns; `to_tiles` are the column tiles of what the next product reads.
     GemmArgs {
@@ -226,9 +236,6 @@ args! {
     ExpandArgs { nb: u32, outs: u32, }
     /// `select_rows`.
     SelectArgs { rows: u32, width: u32, }
-    /// `argmax`: `base` is where this round's rows begin among all rows, `out_first` and
-    /// `out_next` are the outputs of the first round and of each later one.
-    ArgmaxArgs { rows: u32, vocab: u32, base: u32, out_first: u32, out_next: u32, }
 }
 
 #[cfg(test)]

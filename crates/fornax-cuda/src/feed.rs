@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use fornax_plan::{Batch, Error, Limits, Plan, Result, SampleParams, SeqStep, Span, Tokens, Want};
 
+use crate::prepare::KV_BLOCK;
 use crate::slots::Slots;
 
 /// Words of a row: token (or [`NONE`]: the slot's last), position, sequence, slot, tokens still
@@ -63,6 +64,30 @@ pub(crate) struct Shape {
     pub(crate) remembered: usize,
 }
 
+/// How many rows a graph for `rows` sequences has: the next of 1, 2, 4, 8, 16, 24, 32, 48, 64, then of multiples of 32, then
+/// of 128, but `most` at most.
+pub(crate) fn padded(rows: u32, most: u32) -> u32 {
+    let up = match rows {
+        0 => 0,
+        1..=16 => rows.next_power_of_two(),
+        17..=32 => rows.next_multiple_of(8),
+        33..=64 => rows.next_multiple_of(16),
+        65..=256 => rows.next_multiple_of(32),
+        _ => rows.next_multiple_of(128),
+    };
+    up.min(most).max(rows)
+}
+
+/// Rows that a graph can have: of the first round of a ticket, or of later ones.
+pub(crate) fn row_limit(limits: &Limits, first: bool) -> u32 {
+    if first { limits.slots.min(limits.rows).min(limits.wanted) } else { limits.slots }
+}
+
+/// Blocks of a sequence at most: four times the context that the model was made for. Every step uploads the tables.
+fn table_blocks(context: u32) -> u32 {
+    context.max(64).saturating_mul(4).div_ceil(KV_BLOCK)
+}
+
 /// Positions that a history has at most.
 const REMEMBERED_MAX: u32 = 1 << 18;
 
@@ -73,7 +98,7 @@ impl Shape {
             rows: limits.rows as usize,
             wanted: limits.wanted as usize,
             groups: plan.kv.len(),
-            stride: limits.kv_blocks as usize,
+            stride: limits.kv_blocks.min(table_blocks(plan.hyper.context)) as usize,
             remembered: plan.hyper.context.clamp(1, REMEMBERED_MAX) as usize,
         }
     }
@@ -179,6 +204,12 @@ impl Feed {
         (self.rounds, self.ways) = (1, 0);
         for (ix, seq) in step.iter().enumerate() {
             check(ix, seq)?;
+            let (ends, room) = (seq.tokens.rows() as u32 + seq.max_new - 1, shape.stride as u32);
+            if seq.pos.saturating_add(ends) > room.saturating_mul(KV_BLOCK) {
+                let most = room * KV_BLOCK;
+                let what = format!("positions beyond {most}, from {} on", seq.pos);
+                return Err(Error::unsupported(format!("step, sequence {ix}: {what}")));
+            }
             self.rounds = self.rounds.max(seq.max_new);
             let sample = seq.sample.unwrap_or_default();
             self.ways |= ways(&sample);
@@ -195,7 +226,31 @@ impl Feed {
         }
         self.rows(step, shape);
         self.wants(step, shape, ticket);
+        self.mask(shape, limits);
         Ok(())
+    }
+
+    /// Rows that a graph may have beyond those of the step: nothing comes from them, and nobody wants it.
+    fn mask(&mut self, shape: &Shape, limits: &Limits) {
+        let (given, chained) = (self.batch.rows.len(), self.chain.len());
+        // A graph is for steps of one token a sequence.
+        let given = if self.batch.wanted.len() == given { given } else { 0 };
+        for (first, base, n) in [(true, 0, given), (false, shape.chain_base(), chained)] {
+            let wanted = if first { shape.wanted() } else { shape.chain_wanted() };
+            for ix in n..padded(n as u32, row_limit(limits, first)) as usize {
+                self.words[(base + ix) * ROW..][..ROW].fill(0);
+                let nobody = [ix as u32, 0, NONE, 0];
+                self.words[wanted.clone()][ix * WANTED..][..WANTED].copy_from_slice(&nobody);
+            }
+        }
+    }
+
+    /// Words that the step needs uploaded: with one group of layers, no tables behind those of the last sequence.
+    pub(crate) fn used(&self, shape: &Shape) -> usize {
+        match shape.groups {
+            1 => shape.tables(0).start + self.batch.spans.len() * shape.stride,
+            _ => shape.len(),
+        }
     }
 
     /// Words of the outputs that the ticket may fill.
@@ -372,6 +427,28 @@ mod tests {
         assert_eq!(draw[..6], [1f32.to_bits(), 0, 1f32.to_bits(), 0xff80_0000, 0, 7]);
         let strict = SampleParams { presence_penalty: 1.0, ..SampleParams::default() };
         assert_eq!(laid(true, Some(strict), &[]).unwrap().0.ways, PENALISED);
+    }
+
+    #[test]
+    fn graphs_have_a_few_numbers_of_rows() {
+        let up = [1, 2, 3, 5, 9, 17, 25, 33, 49, 65, 257].map(|n| padded(n, 512));
+        assert_eq!(up, [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 384]);
+        assert_eq!((padded(0, 512), padded(5, 6), padded(7, 6)), (0, 6, 7));
+    }
+
+    #[test]
+    fn rows_beyond_those_of_the_step_are_masked_and_only_tables_in_use_go_along() {
+        let one = |shape: &Shape| shape.tables(0).start + 2 * shape.stride;
+        let (mut feed, shape) = laid(true, None, &[]).unwrap();
+        assert_eq!((feed.batch.rows.len(), feed.used(&shape)), (3, one(&shape)));
+        assert!(feed.used(&shape) < shape.len());
+        let again = feed.batch.wanted[0];
+        feed.batch.wanted.push(again);
+        feed.words.fill(7);
+        let limits = Limits { slots: 8, wanted: 8, ..LIMITS };
+        feed.mask(&shape, &limits);
+        assert_eq!(feed.words[3 * ROW..][..ROW], [0; ROW], "a fourth row");
+        assert_eq!(feed.words[shape.wanted()][3 * WANTED..][..WANTED], [3, 0, NONE, 0]);
     }
 
     #[test]

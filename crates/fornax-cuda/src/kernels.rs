@@ -28,6 +28,7 @@ pub(crate) static HEADERS: &[(&str, &str)] = &[
     ("tensor.cuh", include_str!("../kernels/tensor.cuh")),
     ("../tiles.cuh", include_str!("../kernels/tiles.cuh")),
     ("../cache.cuh", include_str!("../kernels/cache.cuh")),
+    ("../turns.cuh", include_str!("../kernels/turns.cuh")),
     ("../wgmma.cuh", include_str!("../kernels/wgmma.cuh")),
     ("stage.cuh", include_str!("../kernels/fast/stage.cuh")),
     ("attend.cuh", include_str!("../kernels/fast/attend.cuh")),
@@ -308,7 +309,7 @@ pub fn families() -> &'static [Family] {
         Family {
             name: "choose",
             source: include_str!("../kernels/choose/choose.cu"),
-            entries: &[("select_rows", Suffix::None), ("argmax", Suffix::None)],
+            entries: &[("select_rows", Suffix::None)],
         },
         Family {
             name: "moe",

@@ -118,9 +118,7 @@ pub(crate) fn prepare(
         builder.op(at, op)?;
         spans.push(from..builder.out.actions.len());
     }
-    // Tensor cores add in an order that the rows of a step decide.
-    let many =
-        if exact || limits.deterministic { None } else { builder.many(&spans, asked.long_from)? };
+    let many = if exact { None } else { builder.many(&spans, asked.long_from)? };
     let mut prepared = builder.finish(asked.drive)?;
     prepared.scratch_bytes += many.as_ref().map_or(0, Rows::scratch_bytes);
     prepared.many = many;
@@ -305,6 +303,7 @@ impl<'a> Builder<'a> {
             at: &self.places,
             ropes: &self.places.ropes,
             kv_type: self.limits.kv_type,
+            deterministic: self.limits.deterministic,
         });
         if self.gpu.arch < 80 || items.iter().all(|i| matches!(i, rows::Item::Action(_))) {
             return Ok(None);
@@ -317,7 +316,7 @@ impl<'a> Builder<'a> {
         let is_copy =
             |a: &Action| matches!(a, Action::CopyLogits { .. } | Action::CopyHidden { .. });
         let first = self.out.actions.iter().position(is_copy).unwrap_or(0);
-        // argmax, which has `base_at`, writes no value.
+        // What chooses tokens has `base_at`, and writes no value.
         let writes =
             |a: &Action| !is_copy(a) && !matches!(a, Action::Launch { base_at: Some(_), .. });
         self.out.copies_last = !self.out.actions[first..].iter().any(writes);

@@ -15,7 +15,7 @@ __device__ void embed(const EmbedArgs& a, const u8* table, const Row* rows, cons
     u32 row = blockIdx.x;
     u32 token = rows[row].token;
     if (token == NONE) token = last[rows[row].slot];
-    // The host has checked its tokens, argmax writes none beyond the vocabulary.
+    // The host has checked its tokens, the choice is none beyond the vocabulary.
     if (token >= a.vocab) token = 0;
     const u8* from = table + (u64)token * W::row_bytes(a.width);
     for (u32 i = threadIdx.x; i < a.width; i += blockDim.x)

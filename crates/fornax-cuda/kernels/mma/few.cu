@@ -6,6 +6,7 @@
 // so a lane's 16 bytes are what it needs. Where parts end depends on the length of the context alone; several are put
 // together by the last block to finish.
 #include "../cache.cuh"
+#include "../turns.cuh"
 #include "../tiles.cuh"
 
 #ifndef DIM
@@ -24,6 +25,11 @@ struct FewArgs {
     u32 rows, heads, kv_heads, stride, window, tokens, to, to_stride;
     float scale, softcap;
     u32 parts;
+    // The first row of this launch, and whether every row is taken by itself, however many its sequence has.
+    u32 base, each;
+    // Of `few_turned` alone.
+    u32 pairs, halves;
+    float eps, magnitude;
 };
 
 struct Job {
@@ -37,9 +43,8 @@ struct Job {
 __device__ inline u32 row_of(const Job& j, u32 slot) { return min(slot, j.n * j.share - 1) / j.share; }
 __device__ inline u32 head_of(const Job& j, u32 slot) { return j.kv_head * j.share + min(slot, j.n * j.share - 1) % j.share; }
 
-// Lane (g, t) takes elements 32c + 8t … + 7 of slot g.
-__device__ inline void load_queries(const FewArgs& a, const Job& j, const float* q, float factor, u32 g, u32 t, u32 (&to)[CHUNKS][4]) {
-    const float* from = q + ((u64)(j.row + row_of(j, g)) * a.heads + head_of(j, g)) * DIM;
+// Lane (g, t) takes elements 32c + 8t … + 7 of slot g, which begins at `from`, as halves, and leaves what those lack in `rest`.
+__device__ inline void load_queries(const float* from, float factor, u32 t, u32 (&to)[CHUNKS][4], Vec4 (*rest)[32]) {
 #pragma unroll
     for (u32 c = 0; c < CHUNKS; c++) {
         float4 x = {0.0f, 0.0f, 0.0f, 0.0f}, y = x;
@@ -47,10 +52,15 @@ __device__ inline void load_queries(const FewArgs& a, const Job& j, const float*
             x = *(const float4*)(from + 32 * c + 8 * t);
             y = *(const float4*)(from + 32 * c + 8 * t + 4);
         }
-        to[c][0] = halves(x.x * factor, x.y * factor);
-        to[c][1] = halves(x.z * factor, x.w * factor);
-        to[c][2] = halves(y.x * factor, y.y * factor);
-        to[c][3] = halves(y.z * factor, y.w * factor);
+        x = {x.x * factor, x.y * factor, x.z * factor, x.w * factor};
+        y = {y.x * factor, y.y * factor, y.z * factor, y.w * factor};
+        to[c][0] = halves(x.x, x.y);
+        to[c][1] = halves(x.z, x.w);
+        to[c][2] = halves(y.x, y.y);
+        to[c][3] = halves(y.z, y.w);
+        Vec4 left = {halves_left(to[c][0], x.x, x.y), halves_left(to[c][1], x.z, x.w), halves_left(to[c][2], y.x, y.y),
+                     halves_left(to[c][3], y.z, y.w)};
+        if (threadIdx.x < 32) rest[c][threadIdx.x] = left;
     }
 }
 
@@ -66,15 +76,11 @@ __device__ inline u32 first_key(u32 window, u32 pos) { return window && pos + 1 
 
 // Rounds 32 neighbouring values to one block. A warp.
 __device__ inline void round_block(float v, u32 block, u32 row, u32 blocks, u32 stride, u32 lane, u8* q, float* scales, float* sums) {
-    u32 bits = __float_as_uint(v) & 0x7fffffffu;
-#pragma unroll
-    for (u32 d = 1; d < 32; d *= 2) bits = max(bits, __shfl_xor_sync(0xffffffffu, bits, d));
+    u32 bits = __reduce_max_sync(0xffffffffu, __float_as_uint(v) & 0x7fffffffu);
     float top = __uint_as_float(bits), inverse = __fdividef(127.0f, top);
     bool none = top < 3.8e-37f, broken = bits >= 0x7f800000u;
     if (none || broken) inverse = 0.0f;
-    int n = __float2int_rn(v * inverse), sum = n;
-#pragma unroll
-    for (u32 d = 1; d < 32; d *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+    int n = __float2int_rn(v * inverse), sum = __reduce_add_sync(0xffffffffu, n);
     q[((u64)row * blocks + block) * 32 + lane] = (u8)n;
     if (lane != 0) return;
     float scale = none ? 0.0f : top * (1.0f / 127.0f);
@@ -101,27 +107,53 @@ __device__ inline void put(const FewArgs& a, const Result& o, float v, u32 row, 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, DIM <= 128 ? 4 : 2)
-    few(FewArgs a, const float* q, const Row* rows, const u32* tables, const u8* keys, const u8* values,
-        const float* sinks, float* out_rows, u8* out_bytes, float* out_scales, float* out_sums, float* means,
-        float2* marks, u32* arrived) {
+// What a product gave of a row, to be normed and turned here.
+struct Raw {
+    const float *k, *v, *q_norm, *k_norm, *freqs;
+};
+
+// The row's heads of this block: queries to shared memory, the key and the value to the cache, where this part ends with
+// them. Sixteen bytes of a shared row are never split.
+__device__ inline void turn_row(const FewArgs& a, const Job& j, const float* q, const Raw& raw, const float2* turns, u8* keys,
+                                u8* values, bool last_part, float (&queries)[SLOTS][DIM], float (&key)[DIM]) {
+    u32 lane = threadIdx.x % 32, width = a.kv_heads * DIM;
+    Head h = {DIM, a.pairs, a.halves, a.eps};
+    u64 elements = (u64)a.tokens * width, at = place_of(j.table, j.pos) * width + j.kv_head * DIM;
+    u64 from = ((u64)j.row * a.kv_heads + j.kv_head) * DIM;
+#pragma unroll 1
+    for (u32 item = threadIdx.x / 32; item < j.share + 2; item += WARPS) {
+        if (item < j.share) {
+            turn_head(h, q + ((u64)j.row * a.heads + j.kv_head * j.share + item) * DIM, raw.q_norm, turns, lane, queries[item]);
+        } else if (last_part && item == j.share) {
+            turn_head(h, raw.k + from, raw.k_norm, turns, lane, key);
+            for (u32 i = lane; i < DIM; i += 32) Kv::put(keys, elements, at + i, key[i]);
+        } else if (last_part) {
+            for (u32 i = lane; i < DIM; i += 32) Kv::put(values, elements, at + i, raw.v[from + i]);
+        }
+    }
+}
+
+// With `TURN`, each sequence has one row, whose heads are as its product left them.
+template <bool TURN>
+__device__ inline void attend_few(const FewArgs& a, const float* q, const Raw& raw, const Row* rows, const u32* tables, u8* keys,
+                                  u8* values, const float* sinks, const Result& o, float* means, float2* marks, u32* arrived) {
     extern __shared__ __align__(16) float mixes[];  // [WARPS][SLOTS][DIM]
     __shared__ float tops[WARPS][SLOTS], all[WARPS][SLOTS];
     __shared__ bool is_last;
     u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
     let_next_begin();
-    Row r = rows[blockIdx.y];
+    Row r = rows[a.base + blockIdx.y];
     Job j;
     j.share = a.heads / a.kv_heads;
-    j.n = max(r.rows, 1u);
+    j.n = a.each ? 1 : max(r.rows, 1u);
     // A sequence is its first row's; longer ones are another kernel's. Who has nothing to do waits, too: the kernel behind
     // counts on it.
-    if (r.left == 0 || r.nth != 0 || j.n * j.share > SLOTS) {
+    if (r.left == 0 || (r.nth != 0 && !a.each) || j.n * j.share > SLOTS) {
         await_before();
         return;
     }
     j.table = tables + (u64)r.seq * a.stride;
-    j.row = blockIdx.y;
+    j.row = a.base + blockIdx.y;
     j.kv_head = blockIdx.x / a.parts;
     u32 part = blockIdx.x % a.parts;
     j.pos = r.pos;
@@ -164,13 +196,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, DIM <= 128 ? 4 : 2)
             }
         }
     };
-    // Keys of earlier steps are there already.
+    // Keys of earlier steps are there already; those of the rows before this one in its sequence are still being written.
     u32 opening = begin + warp * 16;
-    bool ahead = opening < stop && opening + 16 <= r.pos;
+    bool ahead = opening < stop && opening + 16 <= r.pos - r.nth;
     if (ahead) fetch_keys(opening);
-    await_before();
+    const float* mine = q + ((u64)(j.row + row_of(j, g)) * a.heads + head_of(j, g)) * DIM;
+    if (TURN) {
+        __shared__ __align__(16) float queries[SLOTS][DIM], key[DIM];
+        __shared__ float2 turns[(DIM + 1) / 2];
+        for (u32 i = thread; i < a.pairs; i += THREADS) turns[i] = turn_of(r.pos, raw.freqs[i], a.magnitude);
+        await_before();
+        __syncthreads();
+        turn_row(a, j, q, raw, turns, keys, values, stop == end, queries, key);
+        __syncthreads();
+        mine = queries[row_of(j, g) * j.share + min(g, j.n * j.share - 1) % j.share];
+    } else {
+        await_before();
+    }
     u32 query[CHUNKS][4];
-    load_queries(a, j, q, a.scale * (a.softcap != 0.0f ? 1.0f : LOG2E), g, t, query);
+    __shared__ Vec4 rest[CHUNKS][32];
+    load_queries(mine, a.scale * (a.softcap != 0.0f ? 1.0f : LOG2E), t, query, rest);
+    __syncthreads();
     // Of slots 2t and 2t + 1.
     float mix[GROUPS * 4][4], top[2] = {NOTHING, NOTHING}, sum[2] = {0.0f, 0.0f};
 #pragma unroll
@@ -188,13 +234,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, DIM <= 128 ? 4 : 2)
         if (base != opening || !ahead) fetch_keys(base);
         fetch_values(base);
         // Scores of keys g and g + 8 for slots 2t and 2t + 1.
-        float s[4] = {};
+        float s[4] = {}, small[4] = {};
 #pragma unroll
         for (u32 c = 0; c < CHUNKS; c++) {
             u32 x[4] = {k[0][c].x, k[1][c].x, k[0][c].y, k[1][c].y}, y[4] = {k[0][c].z, k[1][c].z, k[0][c].w, k[1][c].w};
+            Vec4 left = rest[c][lane];
             mma_f16(s, x, query[c][0], query[c][1]);
+            mma_f16(small, x, left.x, left.y);
             mma_f16(s, y, query[c][2], query[c][3]);
+            mma_f16(small, y, left.z, left.w);
         }
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) s[i] += small[i];
         float keep[2];
 #pragma unroll
         for (u32 h = 0; h < 2; h++) {
@@ -219,7 +270,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, DIM <= 128 ? 4 : 2)
         for (u32 i = 0; i < GROUPS * 4; i++)
 #pragma unroll
             for (u32 n = 0; n < 4; n++) mix[i][n] *= keep[n % 2];
-        u32 p0 = turned(halves(s[0], s[1])), p1 = turned(halves(s[2], s[3]));
+        u32 p0 = halves(s[0], s[1]), p1 = halves(s[2], s[3]);
+        u32 left0 = turned(halves_left(p0, s[0], s[1])), left1 = turned(halves_left(p1, s[2], s[3]));
+        p0 = turned(p0);
+        p1 = turned(p1);
 #pragma unroll
         for (u32 c = 0; c < GROUPS; c++)
 #pragma unroll
@@ -227,6 +281,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DIM <= 128 ? 4 : 2)
                 // Rows g and g + 8 are elements 64c + 8g + 2i and the one behind it.
                 u32 a0 = word(v[0][c], i), a1 = word(v[1][c], i), b0 = word(v[2][c], i), b1 = word(v[3][c], i);
                 u32 x[4] = {__byte_perm(a0, a1, 0x5410), __byte_perm(a0, a1, 0x7632), __byte_perm(b0, b1, 0x5410), __byte_perm(b0, b1, 0x7632)};
+                mma_f16(mix[4 * c + i], x, left0, left1);
                 mma_f16(mix[4 * c + i], x, p0, p1);
             }
     }
@@ -244,9 +299,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, DIM <= 128 ? 4 : 2)
         }
     }
     __syncthreads();
-    Result o = {out_rows, out_bytes, out_scales, out_sums};
     u32 slots = j.n * j.share;
-    u64 mark = ((u64)r.seq * a.kv_heads + j.kv_head) * a.parts * SLOTS;
+    // A place for parts of its own.
+    u32 place = (a.each ? blockIdx.y : r.seq) * a.kv_heads + j.kv_head;
+    u64 mark = (u64)place * a.parts * SLOTS;
     for (u32 i = thread; i < slots * DIM; i += THREADS) {
         u32 slot = i / DIM, e = i % DIM, head = head_of(j, slot);
         float high = NOTHING, total = 0.0f, mean = 0.0f;
@@ -275,7 +331,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DIM <= 128 ? 4 : 2)
     __threadfence();
     __syncthreads();
     if (thread == 0) {
-        u32* count = arrived + r.seq * a.kv_heads + j.kv_head;
+        u32* count = arrived + place;
         is_last = atomicAdd(count, 1) == j.parts - 1;
         if (is_last) *count = 0;
         __threadfence();
@@ -298,4 +354,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, DIM <= 128 ? 4 : 2)
         }
         put(a, o, mean / total, j.row + row_of(j, slot), head, e, lane);
     }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, DIM <= 128 ? 4 : 2)
+    few(FewArgs a, const float* q, const Row* rows, const u32* tables, u8* keys, u8* values, const float* sinks,
+        float* out_rows, u8* out_bytes, float* out_scales, float* out_sums, float* means, float2* marks, u32* arrived) {
+    Result o = {out_rows, out_bytes, out_scales, out_sums};
+    Raw none = {nullptr, nullptr, nullptr, nullptr, nullptr};
+    attend_few<false>(a, q, none, rows, tables, keys, values, sinks, o, means, marks, arrived);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, DIM <= 128 ? 4 : 2)
+    few_turned(FewArgs a, const float* q, const float* k, const float* v, const float* q_norm, const float* k_norm,
+               const float* freqs, const Row* rows, const u32* tables, u8* keys, u8* values, const float* sinks,
+               float* out_rows, u8* out_bytes, float* out_scales, float* out_sums, float* means, float2* marks, u32* arrived) {
+    Result o = {out_rows, out_bytes, out_scales, out_sums};
+    Raw raw = {k, v, q_norm, k_norm, freqs};
+    attend_few<true>(a, q, raw, rows, tables, keys, values, sinks, o, means, marks, arrived);
 }

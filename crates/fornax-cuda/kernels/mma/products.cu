@@ -15,14 +15,18 @@
 #endif
 
 static const u32 THREADS = THREADS_AT_ONCE, WARPS = THREADS / 32, DEEP = WARPS / WIDE, OUTS = 32 * WIDE, STEP = 8, COLUMNS = TOKENS / 8;
-// Outputs as they are; gated pairs; gated pairs, rounded for the next product.
-static const u32 EPI_ROWS = 0, EPI_ROUND = 2;
+// Outputs as they are; gated pairs; gated pairs, rounded for the next product; outputs as they are, and beside them their
+// norm, rounded for the next product.
+static const u32 EPI_ROWS = 0, EPI_ROUND = 2, EPI_NORM = 3;
 
 struct ProductArgs {
     // `rows` of this launch begin at row `base`; `stride` is that of scales and sums.
     u32 rows, base, stride, nb, outs, type, splits, epi, act, before;
     u32 cut0, cut1, width0, width1, width2, to_stride;
     float alpha, limit, scale, softcap;
+    // The rows are of a norm whose factor is still to come, out of the sums of squares of their blocks, or `normed` is 0.
+    u32 normed;
+    float eps;
 };
 
 // Shared memory of a step: plane A of the weights, 128 bytes a row, plane B, fifth bits, scales (so many bytes a row); then
@@ -136,7 +140,7 @@ __device__ inline void header_scales(const Spot& s, u32 at, float (&d)[4], float
 }
 
 struct M_Q8_0 : Space<128, 0, 16> {
-    static const bool MINS = false, TWO = false;
+    static const bool MINS = false, TWO = false, EXACT = true;
     __device__ static void copy(u32 to, const Matrix& m) {
         copy_plane(to, m.w, m.first, m.outs, m.nb, m.from);
         copy_plane(to + B_AT, m.w + m.blocks() * 16, m.first, m.outs, m.nb, m.from);
@@ -153,7 +157,7 @@ struct M_Q8_0 : Space<128, 0, 16> {
 };
 
 struct M_Q4_0 : Space<0, 0, 16> {
-    static const bool MINS = false, TWO = false;
+    static const bool MINS = false, TWO = false, EXACT = true;
     __device__ static void copy(u32 to, const Matrix& m) {
         copy_plane(to, m.w, m.first, m.outs, m.nb, m.from);
         copy_words<4, 16>(to + S_AT, m.w + m.blocks() * 16, m.even() * 2, m.from * 2, m.nb * 2, m.first, m.outs);
@@ -168,7 +172,7 @@ struct M_Q4_0 : Space<0, 0, 16> {
 };
 
 struct M_Q5_0 : Space<0, 32, 16> {
-    static const bool MINS = false, TWO = false;
+    static const bool MINS = false, TWO = false, EXACT = true;
     __device__ static void copy(u32 to, const Matrix& m) {
         copy_plane(to, m.w, m.first, m.outs, m.nb, m.from);
         copy_words<8, 32>(to + H_AT, m.w + m.blocks() * 16, m.nb * 4, m.from * 4, m.nb * 4, m.first, m.outs);
@@ -185,7 +189,7 @@ struct M_Q5_0 : Space<0, 32, 16> {
 };
 
 struct M_Q4_1 : Space<0, 0, 32> {
-    static const bool MINS = true, TWO = false;
+    static const bool MINS = true, TWO = false, EXACT = false;
     __device__ static void copy(u32 to, const Matrix& m) {
         copy_plane(to, m.w, m.first, m.outs, m.nb, m.from);
         copy_words<8, 32>(to + S_AT, m.w + m.blocks() * 16, m.nb * 4, m.from * 4, m.nb * 4, m.first, m.outs);
@@ -195,7 +199,7 @@ struct M_Q4_1 : Space<0, 0, 32> {
 };
 
 struct M_Q5_1 : Space<0, 32, 32> {
-    static const bool MINS = true, TWO = false;
+    static const bool MINS = true, TWO = false, EXACT = false;
     __device__ static void copy(u32 to, const Matrix& m) {
         copy_plane(to, m.w, m.first, m.outs, m.nb, m.from);
         copy_words<8, 32>(to + H_AT, m.w + m.blocks() * 16, m.nb * 4, m.from * 4, m.nb * 4, m.first, m.outs);
@@ -210,7 +214,7 @@ struct M_Q5_1 : Space<0, 32, 32> {
 };
 
 struct M_Q4_K : Space<0, 0, 16> {
-    static const bool MINS = true, TWO = false;
+    static const bool MINS = true, TWO = false, EXACT = false;
     __device__ static void copy(u32 to, const Matrix& m) {
         copy_plane(to, m.w, m.first, m.outs, m.nb, m.from);
         copy_words<4, 16>(to + S_AT, m.w + m.blocks() * 16, m.nb * 2, m.from * 2, m.nb * 2, m.first, m.outs);
@@ -220,7 +224,7 @@ struct M_Q4_K : Space<0, 0, 16> {
 };
 
 struct M_Q5_K : Space<0, 32, 16> {
-    static const bool MINS = true, TWO = false;
+    static const bool MINS = true, TWO = false, EXACT = false;
     __device__ static void copy(u32 to, const Matrix& m) {
         copy_plane(to, m.w, m.first, m.outs, m.nb, m.from);
         copy_words<8, 32>(to + H_AT, m.w + m.blocks() * 16, m.nb * 4, m.from * 4, m.nb * 4, m.first, m.outs);
@@ -236,7 +240,7 @@ struct M_Q5_K : Space<0, 32, 16> {
 
 // Two scales a block: `d` of the first half, `m` of the second.
 struct M_Q6_K : Space<0, 64, 32> {
-    static const bool MINS = false, TWO = true;
+    static const bool MINS = false, TWO = true, EXACT = false;
     __device__ static void copy(u32 to, const Matrix& m) {
         copy_plane(to, m.w, m.first, m.outs, m.nb, m.from);
         copy_words<16, 64>(to + H_AT, m.w + m.blocks() * 16, m.nb * 8, m.from * 8, m.nb * 8, m.first, m.outs);
@@ -268,7 +272,7 @@ struct M_Q6_K : Space<0, 64, 32> {
 };
 
 struct M_MXFP4 : Space<0, 0, 8> {
-    static const bool MINS = false, TWO = false;
+    static const bool MINS = false, TWO = false, EXACT = false;
     __device__ static void copy(u32 to, const Matrix& m) {
         copy_plane(to, m.w, m.first, m.outs, m.nb, m.from);
         u32 row_bytes = m.nb + (-m.nb & 3);
@@ -308,6 +312,10 @@ __device__ inline void multiply(const Spot& s, u32 lane, float (&acc)[2][COLUMNS
     Pair p = W::fragments(s);
     float d[4], m[4];
     W::scales(s, d, m);
+    // (AROUND + n) · d − AROUND · d is n · d in one step: the second product is exact, as scales have few bits.
+    float less_d[4];
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) less_d[i] = W::EXACT ? -AROUND * d[i] : 0.0f;
     u32 half = lane / 8 & 1, t = lane % 4;
 #pragma unroll
     for (u32 n = 0; n < COLUMNS; n += 2) {
@@ -330,14 +338,15 @@ __device__ inline void multiply(const Spot& s, u32 lane, float (&acc)[2][COLUMNS
 #pragma unroll
                     for (u32 j = 0; j < 4; j++) {
                         u32 r = 2 * k + j / 2;
-                        to[j] = fmaf(fmaf(v[j], d[r], u[j] * m[r]), x[j % 2], to[j]);
+                        to[j] = fmaf(fmaf(v[j] - AROUND, d[r], (u[j] - AROUND) * m[r]), x[j % 2], to[j]);
                     }
                 } else {
                     mma_s8(v, p.a[k], b[2 * i], b[2 * i + 1]);
 #pragma unroll
                     for (u32 j = 0; j < 4; j++) {
                         u32 r = 2 * k + j / 2;
-                        to[j] = fmaf(v[j], d[r] * x[j % 2], to[j]);
+                        to[j] = W::EXACT ? fmaf(fmaf(v[j], d[r], less_d[r]), x[j % 2], to[j])
+                                         : fmaf(v[j] - AROUND, d[r] * x[j % 2], to[j]);
                         if (W::MINS) to[j] = fmaf(m[r], y[j % 2], to[j]);
                     }
                 }
@@ -346,9 +355,30 @@ __device__ inline void multiply(const Spot& s, u32 lane, float (&acc)[2][COLUMNS
     }
 }
 
+// What a row's factor is made of: the squares of every fourth block of it. The order of the sums is one for all batches.
+static const u32 QUARTERS = 4;
+
+__device__ inline void add_squares(const ProductArgs& a, const float* squares, u32 first, float (&to)[QUARTERS][TOKENS]) {
+    u32 row = threadIdx.x % TOKENS, quarter = threadIdx.x / TOKENS;
+    if (!a.normed || quarter >= QUARTERS) return;
+    const float* from = squares + a.base + first + row;
+    float sum = 0.0f;
+#pragma unroll 8
+    for (u32 b = quarter; b < a.nb; b += QUARTERS) sum += __ldcg(from + b * a.stride);
+    to[quarter][row] = sum;
+}
+// The factor of the norm, into the first quarter.
+__device__ inline void make_factors(const ProductArgs& a, float (&sums)[QUARTERS][TOKENS]) {
+    u32 row = threadIdx.x;
+    if (!a.normed || row >= TOKENS) return;
+    float square = (sums[0][row] + sums[1][row]) + (sums[2][row] + sums[3][row]);
+    sums[0][row] = rsqrtf(square / (float)(a.nb * 32) + a.eps);
+}
+
 template <class W>
 __device__ inline void steps(const ProductArgs& a, Matrix m, u32 first, u32 room, const u8* x, const float* scales,
-                             const float* sums, float (&acc)[2][COLUMNS][4]) {
+                             const float* sums, const float* squares, float (&square)[QUARTERS][TOKENS],
+                             float (&acc)[2][COLUMNS][4]) {
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, all = (a.nb + STEP - 1) / STEP;
     u32 each = (all + a.splits - 1) / a.splits, begin = min(blockIdx.x % a.splits * each, all), end = min(begin + each, all);
     u32 next = begin;
@@ -369,6 +399,7 @@ __device__ inline void steps(const ProductArgs& a, Matrix m, u32 first, u32 room
     next = begin;
 #pragma unroll 1
     for (u32 i = 0; i < STAGES - 1; i++) fetch(false, true);
+    add_squares(a, squares, first, square);
 #pragma unroll 1
     for (u32 step = begin; step < end; step++) {
         copies_wait<STAGES - 2>();
@@ -398,14 +429,29 @@ static const u32 PITCH = OUTS + 4;
 static const u32 EVERY = THREADS / OUTS, OWN = TOKENS * OUTS / THREADS, EVERY_PAIR = 2 * EVERY, OWN_PAIRS = OWN / 2;
 
 struct Places {
-    const float *bias, *residual;
+    const float *bias, *residual, *norm;
     float *y0, *y1, *y2;
     u8* q;
-    float *scales, *sums;
+    float *scales, *sums, *squares;
 };
 
+// Rounds 32 neighbouring outputs of a row to one block for the next product. A warp.
+__device__ inline void round_block(const ProductArgs& a, const Places& p, float v, u32 block, u32 row, u32 lane) {
+    u32 bits = __reduce_max_sync(0xffffffffu, __float_as_uint(v) & 0x7fffffffu);
+    float top = __uint_as_float(bits), inverse = __fdividef(127.0f, top);
+    bool none = top < 3.8e-37f, broken = bits >= 0x7f800000u;
+    if (none || broken) inverse = 0.0f;
+    int q = __float2int_rn(v * inverse), sum = __reduce_add_sync(0xffffffffu, q);
+    p.q[(u64)row * a.width0 + block * 32 + lane] = (u8)q;
+    if (lane != 0) return;
+    float scale = none ? 0.0f : top * (1.0f / 127.0f);
+    if (broken) scale = __int_as_float(0x7fc00000);
+    p.scales[(u64)block * a.to_stride + row] = scale;
+    p.sums[(u64)block * a.to_stride + row] = scale * (float)sum;
+}
+
 // Output `out` of all rows of the tile that are the thread's.
-__device__ inline void put(const ProductArgs& a, const Places& p, const float (&v)[OWN], u32 out, u32 first_row, u32 rows) {
+__device__ inline void put(const ProductArgs& a, const Places& p, float (&v)[OWN], u32 out, u32 first_row, u32 rows) {
     out += a.before;
     float bias = p.bias ? __ldg(p.bias + out) : 0.0f, add[OWN];
     float* to = p.y0;
@@ -421,31 +467,24 @@ __device__ inline void put(const ProductArgs& a, const Places& p, const float (&
     for (u32 i = 0; i < OWN; i++) {
         float x = (v[i] + bias) * a.scale;
         if (a.softcap != 0.0f) x = a.softcap * tanhf(x / a.softcap);
-        if (from + i * EVERY < rows) to[(u64)i * EVERY * width] = x + add[i];
+        v[i] = x + add[i];
+        if (from + i * EVERY < rows) to[(u64)i * EVERY * width] = v[i];
+    }
+    if (a.epi != EPI_NORM) return;
+    // Whole warps stay together: 32 outputs are one block of a row.
+    float norm = __ldg(p.norm + out);
+#pragma unroll
+    for (u32 i = 0; i < OWN; i++) {
+        if (from + i * EVERY >= rows) break;
+        u32 row = first_row + from + i * EVERY, lane = threadIdx.x % 32;
+        float square = warp_sum(v[i] * v[i]);
+        if (lane == 0) p.squares[(u64)(out / 32) * a.to_stride + row] = square;
+        round_block(a, p, v[i] * norm, out / 32, row, lane);
     }
 }
 
-// Rounds 32 neighbouring outputs of a row to one block for the next product. A warp.
-__device__ inline void round_block(const ProductArgs& a, const Places& p, float v, u32 block, u32 row, u32 lane) {
-    u32 bits = __float_as_uint(v) & 0x7fffffffu;
-#pragma unroll
-    for (u32 d = 1; d < 32; d *= 2) bits = max(bits, __shfl_xor_sync(0xffffffffu, bits, d));
-    float top = __uint_as_float(bits), inverse = __fdividef(127.0f, top);
-    bool none = top < 3.8e-37f, broken = bits >= 0x7f800000u;
-    if (none || broken) inverse = 0.0f;
-    int q = __float2int_rn(v * inverse), sum = q;
-#pragma unroll
-    for (u32 d = 1; d < 32; d *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
-    p.q[(u64)row * a.width0 + block * 32 + lane] = (u8)q;
-    if (lane != 0) return;
-    float scale = none ? 0.0f : top * (1.0f / 127.0f);
-    if (broken) scale = __int_as_float(0x7fc00000);
-    p.scales[(u64)block * a.to_stride + row] = scale;
-    p.sums[(u64)block * a.to_stride + row] = scale * (float)sum;
-}
-
 // Sums of the thread's outputs to where they go.
-__device__ inline void finish_rows(const ProductArgs& a, const Places& p, const float (&v)[OWN], u32 first_out, u32 first_row) {
+__device__ inline void finish_rows(const ProductArgs& a, const Places& p, float (&v)[OWN], u32 first_out, u32 first_row) {
     u32 out = threadIdx.x % OUTS;
     if (first_out + out < a.outs) put(a, p, v, first_out + out, a.base + first_row, min(TOKENS, a.rows - first_row));
 }
@@ -470,15 +509,17 @@ __device__ inline void finish_pairs(const ProductArgs& a, const Places& p, const
 // blockIdx.x: tile of outputs, then part of the columns; blockIdx.y: tile of rows. `partial` holds what parts have, [tile][part][row][out].
 template <class W>
 __device__ inline void product(const ProductArgs& a, const u8* w, const u8* x, const float* scales, const float* sums,
-                               const Places& p, float* partial, u32* arrived) {
+                               const float* squares, const Places& p, float* partial, u32* arrived) {
     extern __shared__ __align__(128) u8 room[];
     __shared__ bool last;
+    __shared__ float square[QUARTERS][TOKENS];
     u32 t = threadIdx.x, warp = t / 32, lane = t % 32, g = lane / 4, c = lane % 4;
     u32 tile_x = blockIdx.x / a.splits, split = blockIdx.x % a.splits, first_out = tile_x * OUTS, first_row = blockIdx.y * TOKENS;
     let_next_begin();
     float acc[2][COLUMNS][4] = {};
     Matrix m = {w, a.nb, a.outs, first_out, 0};
-    steps<W>(a, m, first_row, shared_address(room), x, scales, sums, acc);
+    steps<W>(a, m, first_row, shared_address(room), x, scales, sums, squares, square, acc);
+    make_factors(a, square);
     float* have = (float*)room;
 #pragma unroll
     for (u32 k = 0; k < 2; k++)
@@ -492,7 +533,7 @@ __device__ inline void product(const ProductArgs& a, const u8* w, const u8* x, c
     __syncthreads();
     // Of all warps with the same outputs, in their order.
     float v[OWN];
-    bool rows = a.epi == EPI_ROWS, whole = a.splits == 1;
+    bool rows = a.epi == EPI_ROWS || a.epi == EPI_NORM, whole = a.splits == 1;
     // A pair is a thread's own, gate in the first half of its sums and up in the second, or an output is.
     u32 step = rows ? EVERY : EVERY_PAIR, from = rows ? t / OUTS : t / (OUTS / 2);
     auto out_of = [&](u32 i) { return rows ? t % OUTS : 2 * (t % (OUTS / 2)) + i / OWN_PAIRS; };
@@ -524,6 +565,10 @@ __device__ inline void product(const ProductArgs& a, const u8* w, const u8* x, c
 #pragma unroll
             for (u32 i = 0; i < OWN; i++) v[i] += __ldcg(parts + (z * OWN + i) * THREADS + t);
     }
+    if (a.normed) {
+#pragma unroll
+        for (u32 i = 0; i < OWN; i++) v[i] *= square[0][row_of(i)];
+    }
     if (rows) {
         finish_rows(a, p, v, first_out, first_row);
         return;
@@ -537,9 +582,10 @@ __device__ inline void product(const ProductArgs& a, const u8* w, const u8* x, c
 #define ENTRY(W, suffix, number)                                                                                       \
     extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS)                                               \
         product_##suffix(ProductArgs a, const u8* w, const u8* x, const float* scales, const float* sums,             \
-                         const float* bias, const float* residual, float* y0, float* y1, float* y2, u8* q,            \
-                         float* to_scales, float* to_sums, float* partial, u32* arrived) {                            \
-        Places p = {bias, residual, y0, y1, y2, q, to_scales, to_sums};                                                \
-        product<M_##W>(a, w, x, scales, sums, p, partial, arrived);                                                    \
+                         const float* squares, const float* bias, const float* residual, const float* norm,            \
+                         float* y0, float* y1, float* y2, u8* q, float* to_scales, float* to_sums, float* to_squares,  \
+                         float* partial, u32* arrived) {                                                               \
+        Places p = {bias, residual, norm, y0, y1, y2, q, to_scales, to_sums, to_squares};                              \
+        product<M_##W>(a, w, x, scales, sums, squares, p, partial, arrived);                                           \
     }
 EACH_PLANED(ENTRY)

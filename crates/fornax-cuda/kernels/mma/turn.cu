@@ -4,6 +4,7 @@
 // A block takes one row (blockIdx.x) and some of its heads, a warp one head after the other; sine and cosine of the
 // position are made once for them.
 #include "../cache.cuh"
+#include "../turns.cuh"
 
 struct TurnArgs {
     u32 rows, heads, kv_heads, dim, v_dim, pairs, halves, stride, tokens;
@@ -11,29 +12,6 @@ struct TurnArgs {
 };
 
 static const u32 THREADS = 256, WARPS = THREADS / 32, DIM_MAX = 256;
-
-// Norms and turns a head of `dim` elements, into the warp's own memory.
-__device__ inline void turn_head(const TurnArgs& a, const float* x, const float* norm, const float2* turns, u32 lane, float* to) {
-    float scale = 1.0f;
-    if (norm) {
-        float sum = 0.0f;
-        for (u32 i = lane; i < a.dim; i += 32) sum += x[i] * x[i];
-        scale = 1.0f / sqrtf(warp_sum(sum) / (float)a.dim + a.eps);
-    }
-    for (u32 i = lane; i < a.pairs; i += 32) {
-        u32 p = a.halves ? i : 2 * i, q = a.halves ? i + a.pairs : 2 * i + 1;
-        float u = x[p] * scale, v = x[q] * scale;
-        if (norm) {
-            u *= __ldg(norm + p);
-            v *= __ldg(norm + q);
-        }
-        float2 turn = turns[i];
-        to[p] = u * turn.x - v * turn.y;
-        to[q] = u * turn.y + v * turn.x;
-    }
-    for (u32 i = 2 * a.pairs + lane; i < a.dim; i += 32) to[i] = x[i] * scale * (norm ? __ldg(norm + i) : 1.0f);
-    __syncwarp();
-}
 
 template <class K>
 __device__ void turn(const TurnArgs& a, const float* q, const float* k, const float* v, const float* q_norm,
@@ -48,12 +26,8 @@ __device__ void turn(const TurnArgs& a, const float* q, const float* k, const fl
         await_before();
         return;
     }
-    for (u32 i = t; i < a.pairs; i += THREADS) {
-        // The full-range sine: the fast one is useless for angles of thousands of radians.
-        float s, c;
-        sincosf((float)r.pos * freqs[i], &s, &c);
-        turns[i] = {c * a.magnitude, s * a.magnitude};
-    }
+    Head h = {a.dim, a.pairs, a.halves, a.eps};
+    for (u32 i = t; i < a.pairs; i += THREADS) turns[i] = turn_of(r.pos, freqs[i], a.magnitude);
     await_before();
     __syncthreads();
     u64 place = place_of(tables + (u64)r.seq * a.stride, r.pos);
@@ -61,11 +35,11 @@ __device__ void turn(const TurnArgs& a, const float* q, const float* k, const fl
     for (u32 item = blockIdx.y * WARPS + t / 32; item < a.heads + 2 * a.kv_heads; item += WARPS * gridDim.y) {
         if (item < a.heads) {
             u64 at = ((u64)row * a.heads + item) * a.dim;
-            turn_head(a, q + at, q_norm, turns, lane, to);
+            turn_head(h, q + at, q_norm, turns, lane, to);
             for (u32 i = lane; i < a.dim; i += 32) q_out[at + i] = to[i];
         } else if (item < a.heads + a.kv_heads) {
             u32 head = item - a.heads;
-            turn_head(a, k + ((u64)row * a.kv_heads + head) * a.dim, k_norm, turns, lane, to);
+            turn_head(h, k + ((u64)row * a.kv_heads + head) * a.dim, k_norm, turns, lane, to);
             u64 at = (place * a.kv_heads + head) * a.dim;
             for (u32 i = lane; i < a.dim; i += 32) K::put(keys, (u64)a.tokens * a.kv_heads * a.dim, at + i, to[i]);
         } else {

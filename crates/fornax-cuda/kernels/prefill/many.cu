@@ -3,7 +3,7 @@
 //
 // A block takes SPAN rows of the step and the query heads that share a KV head, together 64 rows of the tensor cores'
 // products, 16 a warp. Rows of several sequences in one span are gone through one sequence after the other. Blocks with
-// the longest contexts come first.
+// the longest contexts come first. With FINE, queries and weights are two halves each, the second for what the first lacks.
 #include "../cache.cuh"
 #include "../tiles.cuh"
 
@@ -11,6 +11,7 @@
 #define DIM 128
 #define SHARE 2
 #define Kv KvF16
+#define FINE 0
 #endif
 
 static const u32 THREADS = 128, SLOTS = 64, SPAN = SLOTS / SHARE, FEW = 8 / SHARE;
@@ -98,7 +99,7 @@ __device__ inline void put_row(const ManyArgs& a, const Result& o, const float (
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, DIM <= 128 ? 3 : 1)
+extern "C" __global__ void __launch_bounds__(THREADS, DIM <= 128 ? 3 - FINE : 1)
     many(ManyArgs a, const float* q, const Row* rows, const u32* tables, const u8* keys, const u8* values,
          const float* sinks, float* out_rows, u8* out_bytes, float* out_scales, float* out_sums) {
     extern __shared__ __align__(128) u8 room[];
@@ -110,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DIM <= 128 ? 3 : 1)
     if (thread < n) span[thread] = rows[base + thread];
     __syncthreads();
     float factor = a.scale * (a.softcap != 0.0f ? 1.0f : LOG2E);
-    u32 fragments[STEPS][4];
+    u32 fragments[STEPS][4], rest[FINE ? STEPS : 1][4];
     u32 slot_of[2], row_of[2], head_of[2];
 #pragma unroll
     for (u32 h = 0; h < 2; h++) {
@@ -123,6 +124,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, DIM <= 128 ? 3 : 1)
             float2 x = *(const float2*)(from + 16 * i), y = *(const float2*)(from + 16 * i + 8);
             fragments[i][h] = halves(x.x * factor, x.y * factor);
             fragments[i][2 + h] = halves(y.x * factor, y.y * factor);
+            if (FINE) {
+                rest[i * FINE][h] = halves_left(fragments[i][h], x.x * factor, x.y * factor);
+                rest[i * FINE][2 + h] = halves_left(fragments[i][2 + h], y.x * factor, y.y * factor);
+            }
         }
     }
     float mix[DIM / 8][4], top[2] = {NOTHING, NOTHING}, sum[2] = {0.0f, 0.0f};
@@ -177,6 +182,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, DIM <= 128 ? 3 : 1)
                 for (u32 c = 0; c < 8; c += 2) {
                     u32 b[4];
                     load_matrices(b, k_at + (c * 8 + lane / 16 * 8 + lane % 8) * PITCH + i * 32 + (lane / 8 & 1) * 16);
+                    if (FINE) {
+                        mma_f16(s[c], rest[i * FINE], b[0], b[1]);
+                        mma_f16(s[c + 1], rest[i * FINE], b[2], b[3]);
+                    }
                     mma_f16(s[c], fragments[i], b[0], b[1]);
                     mma_f16(s[c + 1], fragments[i], b[2], b[3]);
                 }
@@ -222,10 +231,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, DIM <= 128 ? 3 : 1)
             for (u32 i = 0; i < 4; i++) {
                 u32 p[4] = {halves(s[2 * i][0], s[2 * i][1]), halves(s[2 * i][2], s[2 * i][3]), halves(s[2 * i + 1][0], s[2 * i + 1][1]),
                             halves(s[2 * i + 1][2], s[2 * i + 1][3])};
+                u32 less[4];
+#pragma unroll
+                for (u32 k = 0; k < 4; k++) less[k] = halves_left(p[k], s[2 * i + k / 2][k % 2 * 2], s[2 * i + k / 2][k % 2 * 2 + 1]);
 #pragma unroll
                 for (u32 c = 0; c < DIM / 8; c += 2) {
                     u32 b[4];
                     load_matrices_turned(b, v_at + (i * 16 + lane % 16) * PITCH + c * 16 + lane / 16 * 16);
+                    if (FINE) {
+                        mma_f16(mix[c], less, b[0], b[1]);
+                        mma_f16(mix[c + 1], less, b[2], b[3]);
+                    }
                     mma_f16(mix[c], p, b[0], b[1]);
                     mma_f16(mix[c + 1], p, b[2], b[3]);
                 }

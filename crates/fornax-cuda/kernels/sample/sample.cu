@@ -1,4 +1,4 @@
-// Penalties and the draw, where a sequence asks for more than the highest logit: for the wanted rows whose kind says so.
+// The choice of tokens: the best of every wanted row, in parts; where a sequence asks for more, penalties and the draw.
 //
 // Layout: logits wanted × vocab; best, changed: wanted × parts × 4 words (value, id or none, sum of exp(logit − value),
 // spare), before and after penalties; candidates wanted × parts × RECORD words: how many, the sum of all weights, how near, then
@@ -88,12 +88,16 @@ extern "C" __global__ void survey(SurveyArgs a, const float* logits, const Wante
     u32 share = (a.vocab + a.parts - 1) / a.parts, first = blockIdx.x * share, end = min(first + share, a.vocab);
     const float* mine = logits + (u64)blockIdx.y * a.vocab;
     Best best = {negative_infinity(), NONE};
-    for (u32 i = first + t; i < end; i += THREADS)
-        // False for NaN.
-        if (mine[i] > best.value) {
-            best.value = mine[i];
-            best.id = i;
-        }
+    // Eight loads are under way at a time.
+    for (u32 i = first + t; i < end; i += 8 * THREADS) {
+        float v[8];
+#pragma unroll
+        for (u32 k = 0; k < 8; k++) v[k] = i + k * THREADS < end ? mine[i + k * THREADS] : negative_infinity();
+#pragma unroll
+        for (u32 k = 0; k < 8; k++)
+            // False for NaN.
+            if (v[k] > best.value) best = {v[k], i + k * THREADS};
+    }
     best = best_of_warp(best);
     if (lane == 0) {
         values[warp] = best.value;
@@ -102,8 +106,10 @@ extern "C" __global__ void survey(SurveyArgs a, const float* logits, const Wante
     __syncthreads();
     best = {values[lane % WARPS], ids[lane % WARPS]};
     best = best_of_warp(best);
+    // The best alone needs no sum.
+    bool counted = best.id != NONE && w.kind != TOKEN && w.kind != (TOKEN | SETS_LAST);
     float sum = 0.0f;
-    for (u32 i = first + t; i < end && best.id != NONE; i += THREADS) sum += isnan(mine[i]) ? 0.0f : expf(mine[i] - best.value);
+    for (u32 i = first + t; i < end && counted; i += THREADS) sum += isnan(mine[i]) ? 0.0f : expf(mine[i] - best.value);
     sum = warp_sum(sum);
     if (lane == 0) sums[warp] = sum;
     __syncthreads();
@@ -520,18 +526,19 @@ extern "C" __global__ void __launch_bounds__(DRAWERS) draw_token(DrawArgs a, con
     if (h.t == 0) choices[ix] = token;
 }
 
+// `kinds`: the wanted rows that are chosen for.
 struct PickArgs {
-    u32 rows, base, vocab, parts, stride, out_first, out_next;
+    u32 rows, base, vocab, parts, stride, out_first, out_next, kinds;
 };
 
-// A warp a wanted row: the drawn token, or the best after penalties; its log-probability is of the row as it came.
+// A warp a wanted row: the drawn token, or the best, after penalties where there are any; its log-probability is of the row as it came.
 extern "C" __global__ void pick(PickArgs a, const float* logits, const u32* bests, const u32* changed, const u32* choices,
                                 const Wanted* wanted, Row* rows, const u32* history, const Draw* draws, u32* last,
                                 const u32* stops, const u32* stop, Out* outs) {
     u32 ix = blockIdx.x, lane = threadIdx.x;
     Wanted w = wanted[ix];
     Row row = rows[a.base + w.row];
-    if (!(w.kind & (DRAWN | PENALISED)) || row.left == 0) return;
+    if (!(w.kind & a.kinds) || row.left == 0) return;
     float sum, unused;
     Best raw = of_parts(bests, ix, a.parts, lane, sum), best = raw;
     if (w.kind & PENALISED) best = of_parts(changed, ix, a.parts, lane, unused);

@@ -31,7 +31,8 @@ args! {
     PenaltyArgs { rows: u32, base: u32, vocab: u32, stride: u32, }
     /// `gather`, `draw_token`.
     DrawArgs { rows: u32, base: u32, vocab: u32, parts: u32, }
-    /// `pick`.
+    /// `pick`: `kinds` of the wanted rows that are chosen for; `base` is where this round's rows begin among all rows,
+    /// `out_first` and `out_next` are the outputs of the first round and of each later one.
     PickArgs {
         rows: u32,
         base: u32,
@@ -40,5 +41,6 @@ args! {
         stride: u32,
         out_first: u32,
         out_next: u32,
+        kinds: u32,
     }
 }

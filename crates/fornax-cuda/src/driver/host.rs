@@ -173,6 +173,11 @@ impl Control {
     pub(crate) fn launches(&self) -> u64 {
         lock(&self.0).launches
     }
+
+    /// Graphs captured so far.
+    pub(crate) fn graphs(&self) -> usize {
+        lock(&self.0).graphs.len()
+    }
 }
 
 /// A GPU that is none: kernels are run on the CPU.

@@ -5,6 +5,7 @@ mod draws;
 mod faults;
 mod fits;
 mod formats;
+mod graphs;
 mod models;
 mod polls;
 mod states;

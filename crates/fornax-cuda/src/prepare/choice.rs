@@ -4,9 +4,8 @@
 use fornax_plan::{Result, ValueId};
 
 use super::{Action, Builder, Extent, Grid, Place};
-use crate::args::ArgmaxArgs;
 use crate::args::families::{DrawArgs, NoteArgs, PenaltyArgs, PickArgs, SurveyArgs};
-use crate::feed::{DRAWN, PENALISED};
+use crate::feed::{DRAWN, PENALISED, TOKEN};
 
 /// Words that the kernels keep of a part of a row: see sample.cu.
 const RECORD: u32 = 3 + 128;
@@ -28,12 +27,6 @@ impl Builder<'_> {
             Place::At(self.out.stop.ptr),
             Place::At(self.out.out.ptr),
         ];
-        let constants = ArgmaxArgs { rows: 0, vocab, base: 0, out_first, out_next }.words();
-        let places = [&[from, Place::Wanted, rows][..], &ends].concat();
-        let shape = (Grid::Rows, 1024, Extent::Wanted);
-        self.push(at, ("choose", "argmax"), shape, constants, places)?;
-        self.by((0, Some(2)));
-
         let parts = vocab.div_ceil(PART).clamp(1, 64);
         let stride = self.shape.remembered as u32;
         let best = self.scratch("parts of a choice", Extent::Wanted, 4 * parts)?;
@@ -42,31 +35,36 @@ impl Builder<'_> {
         let drawn = self.scratch("drawn tokens", Extent::Wanted, 1)?;
         let (history, draws) = (Place::At(self.out.history), self.words(self.shape.draws()));
 
+        let wide = (Grid::ByRow(parts), 256);
+        let survey = |kinds| SurveyArgs { rows: 0, base: 0, vocab, parts, kinds }.words();
+        let surveyed = |to| vec![from, Place::Wanted, rows, to];
+        let picked = |kinds| {
+            PickArgs { rows: 0, base: 0, vocab, parts, stride, out_first, out_next, kinds }.words()
+        };
+        let picks = [from, best, changed, drawn, Place::Wanted, rows, history, draws];
+        let picks = [&picks[..], &ends].concat();
+        // Always, for those that want the best.
+        self.sample(at, "survey", wide, survey(TOKEN), surveyed(best), 0)?;
+        self.sample(at, "pick", (Grid::Rows, 32), picked(TOKEN), picks.clone(), 0)?;
+
         let constants = NoteArgs { rows: 0, stride }.words();
         let places = vec![Place::Rows, ends[0], history];
         self.sample(at, "note_tokens", (Grid::Spread(128), 128), constants, places, PENALISED)?;
         if let Some(Action::Launch { extent, base_at, .. }) = self.out.actions.last_mut() {
             (*extent, *base_at) = (Extent::Rows, None);
         }
-        let wide = (Grid::ByRow(parts), 256);
         let ways = DRAWN | PENALISED;
-        let survey = |kinds| SurveyArgs { rows: 0, base: 0, vocab, parts, kinds }.words();
-        let places = |to| vec![from, Place::Wanted, rows, to];
-        self.sample(at, "survey", wide, survey(ways), places(best), ways)?;
+        self.sample(at, "survey", wide, survey(ways), surveyed(best), ways)?;
         let constants = PenaltyArgs { rows: 0, base: 0, vocab, stride }.words();
         let penalties = vec![from, Place::Wanted, rows, history, draws];
         self.sample(at, "penalise", (Grid::Rows, 256), constants, penalties, PENALISED)?;
-        self.sample(at, "survey", wide, survey(PENALISED), places(changed), PENALISED)?;
+        self.sample(at, "survey", wide, survey(PENALISED), surveyed(changed), PENALISED)?;
         let constants = DrawArgs { rows: 0, base: 0, vocab, parts }.words();
         let mut places = vec![from, best, changed, Place::Wanted, rows, draws, near];
         self.sample(at, "gather", wide, constants.clone(), places.clone(), DRAWN)?;
         places.push(drawn);
         self.sample(at, "draw_token", (Grid::Rows, 1024), constants, places, DRAWN)?;
-        let constants =
-            PickArgs { rows: 0, base: 0, vocab, parts, stride, out_first, out_next }.words();
-        let places = [from, best, changed, drawn, Place::Wanted, rows, history, draws];
-        let places = [&places[..], &ends].concat();
-        self.sample(at, "pick", (Grid::Rows, 32), constants, places, ways)
+        self.sample(at, "pick", (Grid::Rows, 32), picked(ways), picks, ways)
     }
 
     fn sample(

@@ -7,9 +7,10 @@ use std::ops::Range;
 use fornax_gguf::TensorType;
 use fornax_plan::{KvType, Op, Plan, RopePairs, ValueId};
 
+use super::scratch::SLOTS;
 use crate::fast::Addresses;
 use crate::fast::planes::PLANED;
-use crate::fast::stage::{GATED, NORM, Stage};
+use crate::fast::stage::{GATED, NORM, ROWS, Stage};
 use crate::prepare::{Action, Extent};
 
 /// Query heads of a KV head that attention has rows for.
@@ -45,6 +46,18 @@ pub(crate) enum From {
     Attention,
     /// As gated pairs have.
     Pairs,
+    /// As a product has, which made its norm but for the factor; steps whose products take halves find rows of f32.
+    Normed,
+}
+
+/// What a product leaves for the next one alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Onward {
+    Nothing,
+    /// Gated pairs, in the form that products read.
+    Pairs,
+    /// Beside its rows, their norm with these weights, but for the factor.
+    Normed(u64),
 }
 
 #[derive(Clone, Debug)]
@@ -54,10 +67,11 @@ pub(crate) struct Product {
     pub(crate) stage: Stage,
     pub(crate) matrices: Vec<Matrix>,
     pub(crate) from: From,
+    /// Which of the two inputs in scratch it reads; what it leaves goes into the other.
+    pub(crate) reads: usize,
     /// What it gives is read by one op alone.
     pub(crate) once: bool,
-    /// The outputs go on in that form.
-    pub(crate) onward: bool,
+    pub(crate) onward: Onward,
 }
 
 impl Product {
@@ -86,6 +100,10 @@ pub(crate) struct Turn {
     pub(crate) from: [u64; 6],
     pub(crate) q_out: u64,
     pub(crate) pool: [u64; 2],
+    /// Only one op reads the queries.
+    once: bool,
+    /// Attention behind it does this, too, where every sequence has one row.
+    pub(crate) joined: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -105,6 +123,8 @@ pub(crate) struct Attend {
     /// What it gives is read by one op alone.
     pub(crate) once: bool,
     pub(crate) onward: bool,
+    /// What it can do first.
+    pub(crate) turn: Option<Turn>,
 }
 
 /// What the items are made of.
@@ -117,6 +137,7 @@ pub(crate) struct Source<'a> {
     pub(crate) at: &'a dyn Addresses,
     pub(crate) ropes: &'a [u64],
     pub(crate) kv_type: KvType,
+    pub(crate) deterministic: bool,
 }
 
 /// The items of a plan, in order.
@@ -146,16 +167,15 @@ pub(crate) fn items(s: &Source<'_>) -> Vec<Item> {
             if let Action::Stage { op, extent, .. } = s.actions[at] {
                 let stage = s.stages[next_stage];
                 next_stage += 1;
-                let (matrices, from, onward) = (matrices(&stage), From::Rows, false);
-                let once = s.plan.ops[ix].outputs().iter().all(once);
                 all.push(Item::Product(Product {
                     op,
                     extent,
                     stage,
-                    matrices,
-                    from,
-                    once,
-                    onward,
+                    matrices: matrices(&stage),
+                    from: From::Rows,
+                    reads: 0,
+                    once: s.plan.ops[ix].outputs().iter().all(once),
+                    onward: Onward::Nothing,
                 }));
             } else {
                 all.push(Item::Action(at));
@@ -164,6 +184,7 @@ pub(crate) fn items(s: &Source<'_>) -> Vec<Item> {
         ix += 1;
     }
     hand_on(&mut all);
+    join(&mut all);
     all
 }
 
@@ -224,6 +245,8 @@ fn turn(s: &Source<'_>, ix: usize, once: &dyn Fn(ValueId) -> bool) -> Option<Tur
         ],
         q_out: s.at.value(*q_out),
         pool: s.at.pool(*kv),
+        once: once(*q_out),
+        joined: false,
     })
 }
 
@@ -239,7 +262,9 @@ fn attend(s: &Source<'_>, ix: usize, op: u32, once: &dyn Fn(ValueId) -> bool) ->
         KvType::Q8_0 => 32,
     };
     let fits = g.v_width == dim && dim.is_multiple_of(unit) && dim <= DIM_MAX;
-    (fits && heads / g.heads <= SHARE_MAX).then(|| Attend {
+    // Row by row there are few query heads at a time.
+    let most = if s.deterministic { SLOTS } else { SHARE_MAX };
+    (fits && heads / g.heads <= most).then(|| Attend {
         op,
         heads,
         kv_heads: g.heads,
@@ -254,29 +279,38 @@ fn attend(s: &Source<'_>, ix: usize, op: u32, once: &dyn Fn(ValueId) -> bool) ->
         out: s.at.value(out),
         once: once(out),
         onward: false,
+        turn: None,
     })
 }
 
-/// Notes where the next product alone reads what an item gives, and reads it as it is. What was written last is what
-/// lies at an address, so the product right behind reads that value if it reads there.
+/// Notes where the next product reads what an item gives, and reads it as it is. What was written last is what lies at an
+/// address, so the product right behind reads that value if it reads there.
 fn hand_on(all: &mut [Item]) {
     for ix in 1..all.len() {
         let (before, after) = all.split_at_mut(ix);
         let (Some(from), Item::Product(to)) = (before.last_mut(), &mut after[0]) else { continue };
-        if to.stage.pro == NORM || to.extent != Extent::Rows || !to.by_fours() {
+        if to.extent != Extent::Rows || !to.by_fours() {
             continue;
         }
         let (reads, width) = (to.stage.x[0], to.stage.nb * 32);
         match from {
-            Item::Product(p) if p.stage.epi == GATED => {
-                let outs = p.stage.outs[0] / 2;
-                let fits = p.matrices.len() == 1 && outs.is_multiple_of(32) && outs == width;
-                let own = p.once && p.stage.y[0] == reads && p.extent == to.extent;
-                if fits && own && p.by_fours() {
-                    (p.onward, to.from) = (true, From::Pairs);
+            Item::Product(p) if p.extent == to.extent && p.by_fours() && p.matrices.len() == 1 => {
+                let outs = p.stage.outs[0];
+                let there = p.stage.y[0] == reads;
+                if p.stage.epi == GATED && to.stage.pro != NORM {
+                    let fits = (outs / 2).is_multiple_of(32) && outs / 2 == width;
+                    if fits && there && p.once {
+                        (p.onward, to.from, to.reads) = (Onward::Pairs, From::Pairs, 1 - p.reads);
+                    }
+                } else if p.stage.epi == ROWS && to.stage.pro == NORM {
+                    let whole = p.stage.cuts[0] >= outs && outs.is_multiple_of(32) && outs == width;
+                    if whole && there {
+                        p.onward = Onward::Normed(to.stage.norm[0]);
+                        (to.from, to.reads) = (From::Normed, 1 - p.reads);
+                    }
                 }
             }
-            Item::Attend(a) => {
+            Item::Attend(a) if to.stage.pro != NORM => {
                 let all = a.heads * a.dim;
                 let fits = a.dim.is_multiple_of(32) && all.is_multiple_of(64) && all == width;
                 if fits && a.once && a.out == reads {
@@ -284,6 +318,21 @@ fn hand_on(all: &mut [Item]) {
                 }
             }
             _ => {}
+        }
+    }
+}
+
+/// Gives positions to the attention right behind them, which can do both where it takes sequences row by row.
+fn join(all: &mut [Item]) {
+    for ix in 1..all.len() {
+        let (before, after) = all.split_at_mut(ix);
+        let (Some(Item::Turn(t)), Item::Attend(a)) = (before.last_mut(), &mut after[0]) else {
+            continue;
+        };
+        let same = t.q_out == a.q && t.pool == a.pool && (t.dim, t.v_dim) == (a.dim, a.dim);
+        if same && t.once && (t.heads, t.kv_heads) == (a.heads, a.kv_heads) {
+            t.joined = true;
+            a.turn = Some(t.clone());
         }
     }
 }
@@ -328,6 +377,7 @@ mod tests {
             cuts: [u32::MAX; 2],
             widths: [plan.width(y); 3],
             x: [at.value(x), 0, 0],
+            norm: [u64::from(normed), 0],
             y: [at.value(y); 3],
             ..Stage::default()
         }
@@ -361,6 +411,7 @@ mod tests {
             at: &at,
             ropes: &[5],
             kv_type: KvType::F16,
+            deterministic: false,
         })
     }
 
@@ -369,24 +420,28 @@ mod tests {
         let plan = conformance::proof(TensorType::Q8_0).plan;
         for one_buffer in [false, true] {
             let all = items_of(&plan, one_buffer);
-            let from: Vec<(From, bool)> = all
+            let from: Vec<(From, usize, Onward)> = all
                 .iter()
                 .filter_map(|i| match i {
-                    Item::Product(p) => Some((p.from, p.onward)),
+                    Item::Product(p) => Some((p.from, p.reads, p.onward)),
                     _ => None,
                 })
                 .collect();
-            // QKV, output, gate and up, down, head.
+            // QKV, output, gate and up, down, head: what is read is never what is written.
             let want = [
-                (From::Rows, false),
-                (From::Attention, false),
-                (From::Rows, true),
-                (From::Pairs, false),
-                (From::Rows, false),
+                (From::Rows, 0, Onward::Nothing),
+                (From::Attention, 0, Onward::Normed(1)),
+                (From::Normed, 1, Onward::Pairs),
+                (From::Pairs, 0, Onward::Nothing),
+                (From::Rows, 0, Onward::Nothing),
             ];
             assert_eq!(from, want);
             assert!(all.iter().any(|i| matches!(i, Item::Attend(a) if a.onward)));
-            assert!(all.iter().any(|i| matches!(i, Item::Turn(_))));
+            let both = |pair: &[Item]| match pair {
+                [Item::Turn(t), Item::Attend(a)] => t.joined && a.turn.is_some(),
+                _ => false,
+            };
+            assert!(all.windows(2).any(both));
         }
     }
 }

@@ -97,9 +97,10 @@ fn few_defines(dim: u32, kv: KvType) -> [Define; 2] {
     [Define::number("DIM", dim), Define::text("Kv", kv_name(kv))]
 }
 
-fn many_defines(dim: u32, share: u32, kv: KvType) -> [Define; 3] {
+/// `fine` is where products take 8-bit activations: queries and weights then keep more than halves hold.
+fn many_defines(dim: u32, share: u32, kv: KvType, fine: bool) -> [Define; 4] {
     let [dim, kv] = few_defines(dim, kv);
-    [dim, kv, Define::number("SHARE", share)]
+    [dim, kv, Define::number("SHARE", share), Define::number("FINE", fine.into())]
 }
 
 fn long_defines((columns, depth, blocks): (u32, u32, u32)) -> [Define; 3] {
@@ -143,7 +144,9 @@ pub(crate) fn variants() -> Vec<Variant> {
             if share != 4 {
                 list.push(Variant::of("few", &[], &few_defines(dim, kv)));
             }
-            list.push(Variant::of("many", &[], &many_defines(dim, share, kv)));
+            for fine in [false, true] {
+                list.push(Variant::of("many", &[], &many_defines(dim, share, kv, fine)));
+            }
         }
     }
     for ty in PLANED {
@@ -163,7 +166,10 @@ pub(crate) struct Kernels {
     pub(crate) products: HashMap<(TensorType, u32, u32, u32), Function>,
     /// By elements of a head, query heads of a KV head.
     pub(crate) few: HashMap<u32, Function>,
-    pub(crate) many: HashMap<(u32, u32), Function>,
+    /// The same with norms and positions.
+    pub(crate) few_turned: HashMap<u32, Function>,
+    /// And whether they are the fine ones.
+    pub(crate) many: HashMap<(u32, u32, bool), Function>,
     /// By format; none where the GPU lacks the products.
     pub(crate) expand: HashMap<TensorType, Function>,
     pub(crate) long: Vec<Function>,
@@ -201,7 +207,7 @@ impl Kernels {
         compiler: &Compiler,
         items: &[Item],
         kv: KvType,
-        (most, long): (u32, bool),
+        (most, long, each): (u32, bool, bool),
     ) -> Result<Kernels> {
         let m = Maker { gpu, compiler };
         let turn = match kv {
@@ -215,6 +221,7 @@ impl Kernels {
             turn: m.make("turn", &[], &[], turn, 0)?,
             products: HashMap::new(),
             few: HashMap::new(),
+            few_turned: HashMap::new(),
             many: HashMap::new(),
             expand: HashMap::new(),
             long: Vec::new(),
@@ -222,7 +229,7 @@ impl Kernels {
         for item in items {
             match item {
                 Item::Product(p) => k.product(&m, p, most, long)?,
-                Item::Attend(a) => k.attend(&m, a, kv)?,
+                Item::Attend(a) => k.attend(&m, a, kv, (long, each))?,
                 _ => {}
             }
         }
@@ -268,15 +275,29 @@ impl Kernels {
         Ok(())
     }
 
-    fn attend(&mut self, m: &Maker<'_>, a: &Attend, kv: KvType) -> Result<()> {
+    fn attend(
+        &mut self,
+        m: &Maker<'_>,
+        a: &Attend,
+        kv: KvType,
+        (long, each): (bool, bool),
+    ) -> Result<()> {
         let share = a.heads / a.kv_heads;
         if share <= SLOTS && !self.few.contains_key(&a.dim) {
-            let made = m.make("few", &[], &few_defines(a.dim, kv), "few", few_bytes(a.dim))?;
-            self.few.insert(a.dim, made);
+            let make = |of| m.make("few", &[], &few_defines(a.dim, kv), of, few_bytes(a.dim));
+            self.few.insert(a.dim, make("few")?);
+            self.few_turned.insert(a.dim, make("few_turned")?);
         }
-        if let Entry::Vacant(gap) = self.many.entry((a.dim, share)) {
-            let defines = many_defines(a.dim, share, kv);
-            gap.insert(m.make("many", &[], &defines, "many", many_bytes(a.dim))?);
+        let fine: &[bool] = match (each, long) {
+            (true, _) => &[],
+            (false, false) => &[true],
+            (false, true) => &[true, false],
+        };
+        for fine in fine {
+            if let Entry::Vacant(gap) = self.many.entry((a.dim, share, *fine)) {
+                let defines = many_defines(a.dim, share, kv, *fine);
+                gap.insert(m.make("many", &[], &defines, "many", many_bytes(a.dim))?);
+            }
         }
         Ok(())
     }

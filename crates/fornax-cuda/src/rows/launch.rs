@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use fornax_plan::{Error, Limits, Plan, Result};
 
-use super::item::{Attend, From, Item, Matrix, Product, Turn};
+use super::item::{Attend, From, Item, Matrix, Onward, Product, Turn};
 use super::kernels::{
     Cut, Kernels, LONG, TILE_ROWS, TOKENS, cut, few_bytes, long_bytes, many_bytes, product_bytes,
 };
-use super::scratch::{AT_ONCE, Input, SLOTS, Scratch};
+use super::scratch::{AT_ONCE, Input, SLOTS, Scratch, each_at_once};
 use crate::args::{AttendArgs, ExpandArgs, GemmArgs, ProductArgs, RoundArgs, TurnArgs};
 use crate::compiler::Compiler;
 use crate::driver::Gpu;
@@ -20,16 +20,20 @@ use crate::prepare::{Extent, KV_BLOCK};
 const TO_ROWS: u32 = 0;
 const TO_ROUND: u32 = 1;
 const TO_TILES: u32 = 2;
-/// What becomes of a product's sums: outputs as they are, gated pairs, gated pairs in the form of the next input.
+/// What becomes of a product's sums: outputs as they are, gated pairs, gated pairs in the form of the next input, outputs and
+/// beside them their norm in that form.
 const AS_ROWS: u32 = 0;
 const AS_PAIRS: u32 = 1;
 const AS_INPUT: u32 = 2;
+const AS_NORM: u32 = 3;
 
 /// Which sequences a step has: such that give it few rows, such that give it many.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Kinds {
     pub(crate) few: bool,
     pub(crate) many: bool,
+    /// Every sequence has one row.
+    pub(crate) lone: bool,
     /// Parts of the longest context of the former.
     pub(crate) parts: u32,
 }
@@ -53,6 +57,8 @@ pub(crate) struct Rows {
     scratch: Scratch,
     /// Rows from which activations are halves; none where they never are.
     long_from: Option<u32>,
+    /// Attention takes every row by itself, and so many at once.
+    each: Option<u32>,
     /// Tokens of a pool.
     tokens: u32,
     units: u32,
@@ -75,15 +81,27 @@ impl Rows {
         let from = long_from.unwrap_or(LONG_FROM);
         let long = gpu.arch == 90 && limits.rows >= from && !limits.deterministic;
         let most = limits.rows.max(limits.wanted).max(limits.slots);
-        let kernels = Kernels::new(gpu, compiler, &items, limits.kv_type, (most, long))?;
+        let kernels = Kernels::new(
+            gpu,
+            compiler,
+            &items,
+            limits.kv_type,
+            (most, long, limits.deterministic),
+        )?;
         let scratch = Scratch::new(gpu, plan, limits, &items, long)?;
         let tokens = limits.kv_blocks * KV_BLOCK;
         let long_from = long.then_some(from);
-        Ok(Rows { items, kernels, scratch, long_from, tokens, units: gpu.units })
+        let each = limits.deterministic.then(|| each_at_once(limits));
+        Ok(Rows { items, kernels, scratch, long_from, each, tokens, units: gpu.units })
     }
 
     pub(crate) fn scratch_bytes(&self) -> u64 {
         self.scratch.bytes
+    }
+
+    /// Whether attention takes every row by itself, so that none depends on those beside it.
+    pub(crate) fn by_row(&self) -> bool {
+        self.each.is_some()
     }
 
     /// Query heads and rows that the kernel for few rows takes together: what a sequence's rows are counted against.
@@ -116,8 +134,8 @@ impl Rows {
         if rows == 0 {
             return Ok(());
         }
-        let [first, second] = self.scratch.inputs;
-        let (from, to) = if p.from == From::Pairs { (second, first) } else { (first, second) };
+        let inputs = self.scratch.inputs;
+        let (from, to) = (inputs[p.reads], inputs[1 - p.reads]);
         if self.long(step) && p.extent == Extent::Rows && p.by_fours() {
             self.long_product(gpu, p, rows, from, to)
         } else {
@@ -163,6 +181,7 @@ impl Rows {
         }
         let s = &p.stage;
         let stride = rows.next_multiple_of(64);
+        let norm = if let Onward::Normed(weights) = p.onward { weights } else { 0 };
         for m in &p.matrices {
             let gated = s.epi == GATED;
             let Cut { wide, splits, threads } = cut(s.nb, m.outs, gated);
@@ -186,7 +205,7 @@ impl Rows {
                     outs: m.outs,
                     ty: 0,
                     splits,
-                    epi: to_form(p),
+                    epi: to_form(p, false),
                     act: s.act,
                     before: m.before,
                     cuts: s.cuts,
@@ -196,20 +215,25 @@ impl Rows {
                     limit: s.limit,
                     scale: s.scale,
                     softcap: s.softcap,
+                    normed: u32::from(p.from == From::Normed),
+                    eps: s.eps,
                 };
                 let pointers = [
                     m.w,
                     from.bytes,
                     from.scales,
                     from.sums,
+                    from.squares,
                     s.bias,
                     s.residual,
+                    norm,
                     s.y[0],
                     s.y[1],
                     s.y[2],
                     to.bytes,
                     to.scales,
                     to.sums,
+                    to.squares,
                     self.scratch.partial,
                     self.scratch.arrived,
                 ];
@@ -239,7 +263,7 @@ impl Rows {
         from: Input,
         to: Input,
     ) -> Result<()> {
-        if p.from == From::Rows {
+        if matches!(p.from, From::Rows | From::Normed) {
             self.round(gpu, p, rows, from, true)?;
         }
         let s = &p.stage;
@@ -259,7 +283,7 @@ impl Rows {
                 rows,
                 outs,
                 steps,
-                epi: to_form(p),
+                epi: to_form(p, true),
                 act: s.act,
                 before,
                 cuts: s.cuts,
@@ -294,7 +318,15 @@ impl Rows {
         Ok(())
     }
 
+    /// Whether attention makes norms and positions, too.
+    fn turns(&self, dim: u32, step: &Step) -> bool {
+        step.kinds.lone && !step.kinds.many && self.kernels.few_turned.contains_key(&dim)
+    }
+
     fn turn(&self, gpu: &Gpu, t: &Turn, step: &Step) -> Result<()> {
+        if t.joined && self.turns(t.dim, step) {
+            return Ok(());
+        }
         let (tables, of_group, stride) = step.tables;
         let args = TurnArgs {
             rows: step.rows,
@@ -339,6 +371,12 @@ impl Rows {
             scale: a.scale,
             softcap: a.softcap,
             parts: step.kinds.parts.max(1),
+            base: 0,
+            each: 0,
+            pairs: a.turn.as_ref().map_or(0, |t| t.pairs),
+            halves: a.turn.as_ref().map_or(0, |t| u32::from(t.halves)),
+            eps: a.turn.as_ref().map_or(0.0, |t| t.eps),
+            magnitude: a.turn.as_ref().map_or(0.0, |t| t.magnitude),
         };
         let tables = tables + of_group * a.group as u64;
         let [keys, values] = a.pool;
@@ -359,11 +397,27 @@ impl Rows {
             s.marks,
             s.counts,
         ];
+        let grid = (a.kv_heads * args.parts, step.rows);
+        if let (true, Some(t), Some(few)) =
+            (self.turns(a.dim, step), &a.turn, self.kernels.few_turned.get(&a.dim))
+        {
+            let pointers = [&t.from[..], &pointers[1..]].concat();
+            let bytes = few_bytes(a.dim);
+            return gpu.launch_early(few, grid, 128, bytes, &args.words(), &pointers);
+        }
+        if let (Some(most), Some(few)) = (self.each, self.kernels.few.get(&a.dim)) {
+            for base in (0..step.rows).step_by(most as usize) {
+                let grid = (grid.0, (step.rows - base).min(most));
+                let words = AttendArgs { base, each: 1, ..args }.words();
+                gpu.launch_early(few, grid, 128, few_bytes(a.dim), &words, &pointers)?;
+            }
+            return Ok(());
+        }
         if let (true, Some(few)) = (step.kinds.few, self.kernels.few.get(&a.dim)) {
-            let grid = (a.kv_heads * args.parts, step.rows);
             gpu.launch_early(few, grid, 128, few_bytes(a.dim), &args.words(), &pointers)?;
         }
-        if let (true, Some(many)) = (step.kinds.many, self.kernels.many.get(&(a.dim, share))) {
+        let which = (a.dim, share, !self.long(step));
+        if let (true, Some(many)) = (step.kinds.many, self.kernels.many.get(&which)) {
             let grid = (a.kv_heads, step.rows.div_ceil(64 / share));
             gpu.launch_early(many, grid, 128, many_bytes(a.dim), &args.words(), &pointers[..10])?;
         }
@@ -371,12 +425,14 @@ impl Rows {
     }
 }
 
-/// In which form a product leaves what it gives, as its kernels number them.
-fn to_form(p: &Product) -> u32 {
+/// In which form a product leaves what it gives, as its kernels number them. Where activations are halves, norms wait for
+/// the rounding that follows.
+fn to_form(p: &Product, long: bool) -> u32 {
     match (p.stage.epi == GATED, p.onward) {
+        (true, Onward::Pairs) => AS_INPUT,
+        (true, _) => AS_PAIRS,
+        (false, Onward::Normed(_)) if !long => AS_NORM,
         (false, _) => AS_ROWS,
-        (true, false) => AS_PAIRS,
-        (true, true) => AS_INPUT,
     }
 }
 

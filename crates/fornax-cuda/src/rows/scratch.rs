@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use fornax_plan::{Limits, Plan, Result};
 
-use super::item::{From, Item};
+use super::item::{Item, Onward};
 use super::kernels::{TILE_BYTES, TILE_ROWS, cut};
 use crate::driver::{Gpu, Memory};
 use crate::fast::stage::GATED;
@@ -19,17 +19,19 @@ pub(crate) const PART_KEYS: u32 = 512;
 /// Rows of one product of attention of few rows.
 pub(crate) const SLOTS: u32 = 8;
 
-/// An input of products: numbers or tiles, with the scales and sums of the former.
+/// An input of products: numbers or tiles, with the scales and sums of the former, and the squares of blocks whose norm
+/// is still to come.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Input {
     pub(crate) bytes: u64,
     pub(crate) scales: u64,
     pub(crate) sums: u64,
+    pub(crate) squares: u64,
 }
 
 #[derive(Debug)]
 pub(crate) struct Scratch {
-    /// What is rounded or attended to, and what gated pairs give: a product reads one while it writes the other.
+    /// A product reads one while it writes the other.
     pub(crate) inputs: [Input; 2],
     pub(crate) partial: u64,
     pub(crate) arrived: u64,
@@ -40,6 +42,11 @@ pub(crate) struct Scratch {
     pub(crate) counts: u64,
     pub(crate) bytes: u64,
     _memory: Vec<Memory>,
+}
+
+/// Rows that attention takes at once where it takes each by itself; else so many sequences have places for their parts.
+pub(crate) fn each_at_once(limits: &Limits) -> u32 {
+    limits.slots.max(if limits.deterministic { 64 } else { 0 })
 }
 
 /// Parts of a context of so many keys, at most.
@@ -66,11 +73,13 @@ impl Scratch {
             match item {
                 Item::Product(p) => {
                     let nb = u64::from(p.stage.nb);
-                    let which = usize::from(p.from == From::Pairs);
-                    blocks[which] = blocks[which].max(nb);
-                    if p.onward {
-                        blocks[1] = blocks[1].max(u64::from(p.stage.outs[0]).div_ceil(64));
-                    }
+                    blocks[p.reads] = blocks[p.reads].max(nb);
+                    let outs = match p.onward {
+                        Onward::Nothing => 0,
+                        Onward::Pairs => p.stage.outs[0] / 2,
+                        Onward::Normed(_) => p.stage.outs[0],
+                    };
+                    blocks[1 - p.reads] = blocks[1 - p.reads].max(u64::from(outs / 32));
                     for m in &p.matrices {
                         let c = cut(p.stage.nb, m.outs, p.stage.epi == GATED);
                         let out_tiles = u64::from(m.outs.div_ceil(32 * c.wide));
@@ -87,7 +96,7 @@ impl Scratch {
                 }
                 Item::Attend(a) => {
                     blocks[0] = blocks[0].max(u64::from(a.heads * a.dim).div_ceil(32));
-                    let heads = u64::from(limits.slots) * u64::from(a.kv_heads);
+                    let heads = u64::from(each_at_once(limits)) * u64::from(a.kv_heads);
                     counts = counts.max(heads);
                     means = means.max(
                         heads
@@ -113,6 +122,7 @@ impl Scratch {
                 bytes: keep(rows * width)?,
                 scales: keep(rows * nb * 4)?,
                 sums: keep(rows * nb * 4)?,
+                squares: keep(rows * nb * 4)?,
             })
         };
         let inputs = [input(blocks[0])?, input(blocks[1])?];
