@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # usage: scripts/ladder-cuda.sh [FOLDER [MODELS]]
 # Everything that says whether the CUDA provider computes the right thing, in one call on a machine with a GPU: the proof
-# and every conformance case against the reference; the test models of all families against expected logits (f32
-# activations), against the reference (8-bit), and bit by bit alone and in company (deterministic); and, where
-# compute-sanitizer is there, memory, races and barriers of the proof. FOLDER holds the programs `proof` and `golden` of the
-# crate's examples; without one they are built here. Ends in `N passed, N failed`.
+# and every conformance case against the reference; every case again as steps of many rows, with 8-bit activations and with
+# halves; the test models of all families against expected logits (f32 activations), against the reference (8-bit), and bit
+# by bit alone and in company (deterministic); and, where compute-sanitizer is there, memory, races and barriers of the
+# proof. FOLDER holds the programs `proof`, `many` and `golden` of the crate's examples; without one they are built here.
+# Ends in `N passed, N failed`.
 # What the kernels need is compiled as it is met. For a machine whose time is dear it can be compiled ahead, on any other:
 #   FORNAX_CUBINS=/some/folder cargo test -p fornax-cuda --lib compile_for_the_ladder -- --ignored
 # and the folder carried along and named by the same variable.
@@ -40,24 +41,32 @@ count() {
 # One part of the sanitizer over the proof's plain run, which holds every kind of stage. What the proof itself finds is
 # counted above.
 sanitize() {
-  timeout 300 compute-sanitizer --tool "$1" "$folder/proof" > /tmp/ladder-$$ 2>&1
-  if grep -qE '(ERROR|RACECHECK) SUMMARY: 0 (errors|hazards)' /tmp/ladder-$$; then
+  if wait "$2" && grep -qE '(ERROR|RACECHECK) SUMMARY: 0 (errors|hazards)' "$work/$1"; then
     passed=$((passed + 1))
     echo "compute-sanitizer $1: clean"
   else
     failed=$((failed + 1))
     echo "compute-sanitizer $1:"
-    grep -E '=========' /tmp/ladder-$$ | head -n 12
+    grep -E '=========' "$work/$1" | head -n 12
   fi
-  rm -f /tmp/ladder-$$
 }
 
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
 count "$folder/proof" conformance
+count "$folder/many"
 count "$folder/golden" "$models"
 if command -v compute-sanitizer > /dev/null; then
-  sanitize memcheck
-  sanitize racecheck
-  sanitize synccheck
+  # Side by side: none of them measures.
+  tools=(memcheck racecheck synccheck) running=()
+  for tool in "${tools[@]}"; do
+    timeout 300 compute-sanitizer --tool "$tool" "$folder/proof" > "$work/$tool" 2>&1 &
+    running+=($!)
+  done
+  for ix in "${!tools[@]}"; do
+    sanitize "${tools[$ix]}" "${running[$ix]}"
+  done
 else
   echo "compute-sanitizer is not here: memory, races and barriers are not checked"
 fi
