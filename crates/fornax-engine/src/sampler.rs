@@ -136,6 +136,12 @@ pub struct Sampler {
     params: SamplerParams,
     /// Mirostat's current bound, bits.
     mu: f32,
+    room: Room,
+}
+
+/// Memory that one choice needs and the next does not look at: some 12 bytes for a token of the vocabulary.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Room {
     kept: Vec<Candidate>,
     matches: Vec<u32>,
     repeats: Vec<(TokenId, u32)>,
@@ -161,14 +167,21 @@ impl Sampler {
     pub fn new(params: SamplerParams) -> Result<Sampler> {
         params.validate()?;
         let mu = params.mirostat.map_or(0.0, |m| 2.0 * m.tau);
-        Ok(Sampler {
-            params,
-            mu,
-            kept: Vec::new(),
-            matches: Vec::new(),
-            repeats: Vec::new(),
-            plain: Scratch::default(),
-        })
+        Ok(Sampler { params, mu, room: Room::default() })
+    }
+
+    /// As [`Sampler::choose`], in memory that many samplers take in turn.
+    pub(crate) fn choose_in(
+        &mut self,
+        room: &mut Room,
+        logits: &mut [f32],
+        history: &[TokenId],
+        pos: u32,
+    ) -> Result<TokenId> {
+        std::mem::swap(&mut self.room, room);
+        let chosen = self.choose(logits, history, pos);
+        std::mem::swap(&mut self.room, room);
+        chosen
     }
 
     /// Chooses the token at `pos` after `history`. `logits` is changed by bias and penalties.
@@ -181,7 +194,7 @@ impl Sampler {
                 *logit += bias;
             }
         }
-        penalise(logits, &self.params.base, history, &mut self.plain);
+        penalise(logits, &self.params.base, history, &mut self.room.plain);
         self.dry(logits, history);
         let none = || {
             Error::request(format!("sampling: no usable logit at position {pos} (all NaN or -inf)"))
@@ -202,10 +215,10 @@ impl Sampler {
 
     /// Candidates best first, ties to the lowest id, with their probabilities.
     fn fill(&mut self, logits: &[f32]) {
-        self.kept.clear();
+        self.room.kept.clear();
         let usable =
             logits.iter().enumerate().filter(|(_, v)| !v.is_nan() && **v > f32::NEG_INFINITY);
-        self.kept.extend(usable.map(|(i, v)| Candidate {
+        self.room.kept.extend(usable.map(|(i, v)| Candidate {
             id: i as TokenId,
             logit: *v + 0.0,
             p: 0.0,
@@ -213,18 +226,18 @@ impl Sampler {
         let order =
             |a: &Candidate, b: &Candidate| b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id));
         let k = self.params.base.top_k as usize;
-        if self.params.mirostat.is_none() && k > 0 && k < self.kept.len() {
-            self.kept.select_nth_unstable_by(k - 1, order);
-            self.kept.truncate(k);
+        if self.params.mirostat.is_none() && k > 0 && k < self.room.kept.len() {
+            self.room.kept.select_nth_unstable_by(k - 1, order);
+            self.room.kept.truncate(k);
         }
-        self.kept.sort_unstable_by(order);
+        self.room.kept.sort_unstable_by(order);
         self.normalise();
     }
 
     fn normalise(&mut self) {
-        let max = self.kept[0].logit;
-        let sum: f32 = self.kept.iter().map(|c| (c.logit - max).exp()).sum();
-        for c in &mut self.kept {
+        let max = self.room.kept[0].logit;
+        let sum: f32 = self.room.kept.iter().map(|c| (c.logit - max).exp()).sum();
+        for c in &mut self.room.kept {
             c.p = (c.logit - max).exp() / sum;
         }
     }
@@ -235,77 +248,78 @@ impl Sampler {
         }
         let SampleParams { top_p, min_p, seed, .. } = self.params.base;
         if top_p < 1.0 {
-            let total: f32 = self.kept.iter().map(|c| c.p).sum();
+            let total: f32 = self.room.kept.iter().map(|c| c.p).sum();
             let mut sum = 0.0;
-            let reached = self.kept.iter().position(|c| {
+            let reached = self.room.kept.iter().position(|c| {
                 sum += c.p;
                 sum >= top_p * total
             });
-            self.kept.truncate(reached.map_or(self.kept.len(), |at| at + 1));
+            self.room.kept.truncate(reached.map_or(self.room.kept.len(), |at| at + 1));
         }
         if min_p > 0.0 {
-            let best = self.kept[0];
+            let best = self.room.kept[0];
             let floor = best.logit + min_p.ln();
-            self.kept.retain(|c| c.logit >= floor || c.logit == best.logit);
+            self.room.kept.retain(|c| c.logit >= floor || c.logit == best.logit);
         }
         if let Some(x) = self.params.xtc
             && uniform(seed ^ XTC_STREAM, pos) < x.probability
         {
             self.normalise();
-            let top = self.kept.iter().take_while(|c| c.p >= x.threshold).count();
+            let top = self.room.kept.iter().take_while(|c| c.p >= x.threshold).count();
             if top >= 2 {
-                self.kept.drain(..top - 1);
+                self.room.kept.drain(..top - 1);
             }
         }
     }
 
     /// Keeps the tokens whose surprise is nearest the expected one, until their mass reaches `p`.
     fn typical(&mut self, p: f32) {
-        let entropy: f32 = self.kept.iter().filter(|c| c.p > 0.0).map(|c| -c.p * c.p.ln()).sum();
+        let entropy: f32 =
+            self.room.kept.iter().filter(|c| c.p > 0.0).map(|c| -c.p * c.p.ln()).sum();
         let strangeness = |c: &Candidate| (-c.p.ln() - entropy).abs();
-        self.kept.sort_by(|a, b| strangeness(a).total_cmp(&strangeness(b)));
+        self.room.kept.sort_by(|a, b| strangeness(a).total_cmp(&strangeness(b)));
         let mut sum = 0.0;
-        let reached = self.kept.iter().position(|c| {
+        let reached = self.room.kept.iter().position(|c| {
             sum += c.p;
             sum >= p
         });
-        self.kept.truncate(reached.map_or(self.kept.len(), |at| at + 1));
-        self.kept.sort_unstable_by(|a, b| b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id)));
+        self.room.kept.truncate(reached.map_or(self.room.kept.len(), |at| at + 1));
+        self.room.kept.sort_unstable_by(|a, b| b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id)));
     }
 
     /// Draws among the candidates at the temperature; where no cut goes by rank, in the order of
     /// the ids, as devices do.
     fn draw(&mut self, pos: u32) -> TokenId {
         let SampleParams { temperature, seed, top_k, top_p, .. } = self.params.base;
-        let max = self.kept[0].logit;
+        let max = self.room.kept[0].logit;
         if top_k == 0 && top_p >= 1.0 {
-            self.kept.sort_unstable_by_key(|c| c.id);
+            self.room.kept.sort_unstable_by_key(|c| c.id);
         }
         let weight = |c: &Candidate| ((c.logit - max) / temperature).exp();
-        let total: f32 = self.kept.iter().map(weight).sum();
+        let total: f32 = self.room.kept.iter().map(weight).sum();
         let mut left = uniform(seed, pos) * total;
-        for c in &self.kept {
+        for c in &self.room.kept {
             let w = weight(c);
             if left < w {
                 return c.id;
             }
             left -= w;
         }
-        self.kept.iter().rev().find(|c| weight(c) > 0.0).map_or(self.kept[0].id, |c| c.id)
+        self.room.kept.iter().rev().find(|c| weight(c) > 0.0).map_or(self.room.kept[0].id, |c| c.id)
     }
 
     fn mirostat(&mut self, m: Mirostat, pos: u32) -> TokenId {
         let temperature = self.params.base.temperature;
-        for c in &mut self.kept {
+        for c in &mut self.room.kept {
             c.logit /= temperature;
         }
         self.normalise();
-        let within = self.kept.iter().take_while(|c| -c.p.log2() <= self.mu).count().max(1);
-        self.kept.truncate(within);
+        let within = self.room.kept.iter().take_while(|c| -c.p.log2() <= self.mu).count().max(1);
+        self.room.kept.truncate(within);
         self.normalise();
         let mut left = uniform(self.params.base.seed, pos);
-        let mut chosen = self.kept[self.kept.len() - 1];
-        for c in &self.kept {
+        let mut chosen = self.room.kept[self.room.kept.len() - 1];
+        for c in &self.room.kept {
             if left < c.p {
                 chosen = *c;
                 break;
@@ -325,17 +339,17 @@ impl Sampler {
         let recent = &history[history.len().saturating_sub(*window as usize)..];
         // Only what follows the last breaker can repeat.
         let tail = recent.iter().rev().take_while(|t| !breakers.contains(t)).count();
-        suffix_matches(recent, tail, &mut self.matches);
-        self.repeats.clear();
+        suffix_matches(recent, tail, &mut self.room.matches);
+        self.room.repeats.clear();
         for at in 0..recent.len().saturating_sub(1) {
-            let (length, next) = (self.matches[at], recent[at + 1]);
+            let (length, next) = (self.room.matches[at], recent[at + 1]);
             if length >= (*allowed_length).max(1) && !breakers.contains(&next) {
-                self.repeats.push((next, length));
+                self.room.repeats.push((next, length));
             }
         }
         // A token may continue several repetitions: the longest counts.
-        self.repeats.sort_unstable();
-        for same in self.repeats.chunk_by(|a, b| a.0 == b.0) {
+        self.room.repeats.sort_unstable();
+        for same in self.room.repeats.chunk_by(|a, b| a.0 == b.0) {
             let (next, length) = same[same.len() - 1];
             let penalty = multiplier * base.powi((length - allowed_length).min(200) as i32);
             if let Some(logit) = logits.get_mut(next as usize) {

@@ -8,6 +8,7 @@ use super::api::TokenUpdate;
 use super::bits::BitSet;
 use super::request::Seq;
 use crate::error::{Error, Result};
+use crate::sampler::Room;
 
 /// What a row came to.
 pub(super) enum Chosen {
@@ -20,6 +21,7 @@ pub(super) enum Chosen {
 pub(super) struct Chooser {
     allowed: BitSet,
     scratch: Scratch,
+    room: Room,
     raw: Vec<f32>,
 }
 
@@ -28,6 +30,7 @@ impl Chooser {
         Chooser {
             allowed: BitSet::new(vocab),
             scratch: Scratch::with_capacity(vocab, 64),
+            room: Room::default(),
             raw: Vec::new(),
         }
     }
@@ -51,7 +54,7 @@ impl Chooser {
         }
         let pos = seq.tokens.len() as u32;
         let id = match &mut seq.sampler {
-            Some(sampler) => sampler.choose(row, &seq.tokens, pos)?,
+            Some(sampler) => sampler.choose_in(&mut self.room, row, &seq.tokens, pos)?,
             None => sample::choose(row, &seq.sample, &seq.tokens, pos, &mut self.scratch)
                 .map_err(|e| Error::request(e.to_string()))?,
         };

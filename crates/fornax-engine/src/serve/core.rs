@@ -146,7 +146,11 @@ impl Core {
             chooser: Chooser::new(plan.hyper.vocab as usize),
             picks: Vec::new(),
             wants: Vec::new(),
-            out: StepOutput::default(),
+            // Whole rows come for those that are chosen on the host: room for all, touched as they come.
+            out: StepOutput {
+                logits: Vec::with_capacity(rules.wanted * plan.hyper.vocab as usize),
+                ..StepOutput::default()
+            },
             next: Next::default(),
             guess: Vec::new(),
             copies: Vec::new(),

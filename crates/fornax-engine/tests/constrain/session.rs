@@ -6,6 +6,7 @@ use std::path::Path;
 
 use fornax_engine::constrain::{Constrainer, Grammar};
 use fornax_engine::sampler::{Sampler, SamplerParams};
+use fornax_engine::serve::BitSet;
 use fornax_engine::{Event, Finish, Model, Request, SampleParams, Session, SessionOptions};
 use fornax_plan::reference::ReferenceDevice;
 use serde_json::json;
@@ -76,4 +77,33 @@ fn a_length_that_is_too_short_is_no_error() {
     let finish =
         session.generate_held(&request, &mut *compiled.start(), |_| ControlFlow::Continue(()));
     assert_eq!(finish.unwrap(), Finish::Length);
+}
+
+#[test]
+fn tokens_are_read_ahead_of_the_first_grammar_and_change_nothing() {
+    let (model, _) = tiny();
+    let constrainer = || Constrainer::new(model.tokenizer());
+    let first_mask = |from: &Constrainer| {
+        let compiled = from.compile(&Grammar::Regex("[a-c]x{2,9}".into())).unwrap();
+        let mut mask = BitSet::new(model.tokenizer().vocab_len());
+        compiled.start().mask(&mut mask).unwrap();
+        mask.words().to_vec()
+    };
+    let early = constrainer();
+    assert!(early.compile(&Grammar::JsonSchema(json!({"uniqueItems": true}))).is_err());
+    assert!(!early.is_prepared(), "what is refused at sight needs no tokens");
+    early.prepare().unwrap();
+    assert!(early.is_prepared());
+    early.prepare().unwrap();
+    // A grammar that comes meanwhile waits for the same tokens.
+    let meanwhile = constrainer();
+    let mask = std::thread::scope(|scope| {
+        scope.spawn(|| meanwhile.prepare().unwrap());
+        scope.spawn(|| first_mask(&meanwhile)).join().unwrap()
+    });
+    let late = constrainer();
+    assert_eq!(first_mask(&early), mask);
+    assert_eq!(first_mask(&late), mask);
+    assert!(meanwhile.is_prepared() && late.is_prepared());
+    assert!(mask.iter().map(|w| w.count_ones()).sum::<u32>() > 0);
 }

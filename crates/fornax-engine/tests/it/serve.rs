@@ -1,8 +1,8 @@
 //! The engine's thread and its handle, on real devices and tiny models.
 
 use std::ops::ControlFlow;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use fornax_cpu::{CpuDevice, CpuOptions};
@@ -225,6 +225,46 @@ fn cancelling_frees_everything_at_any_stage() {
     assert_eq!(answer.tokens.len(), 4);
     let stats = engine.stats();
     assert_eq!((stats.running, stats.waiting, stats.kv_blocks_used), (0, 0, 0), "{stats:?}");
+}
+
+#[test]
+fn priorities_go_first_and_likes_go_in_turn() {
+    let options = ServeOptions { max_running: 1, context: 4096, ..ServeOptions::default() };
+    let engine = start("llama3-q8_0", options);
+    let generation = |name: u32, priority| {
+        // No two begin alike: whoever waits for a twin lets others pass.
+        let mut g = Generation::new([name + 3, 5, 7], 60);
+        g.priority = priority;
+        g
+    };
+    let alone = ask(&engine, generation(0, 0)).ids();
+    let begun = Arc::new(Mutex::new(Vec::new()));
+    let (mut ends, (first, running)) = (Vec::new(), channel());
+    // The first runs when the others come; five are its likes, the last two are not.
+    for (name, priority) in [(0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (6, 7), (7, -7)] {
+        let (mut publish, updates) = channel_of();
+        let (begun, first) = (Arc::clone(&begun), first.clone());
+        let listen: Publish = Box::new(move |update| {
+            if let Update::Started { .. } = update {
+                begun.lock().unwrap().push(name);
+            }
+            if name == 0 && matches!(update, Update::Tokens(_)) {
+                let _ = first.send(());
+                // The others have time to come.
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            publish(update)
+        });
+        engine.submit(generation(name, priority), listen).unwrap();
+        ends.push(updates);
+        if name == 0 {
+            running.recv_timeout(Duration::from_secs(60)).unwrap();
+        }
+    }
+    let answers: Vec<Answer> = ends.iter().map(collect).collect();
+    assert_eq!(begun.lock().unwrap()[..], [0, 6, 1, 2, 3, 4, 5, 7]);
+    assert!(engine.stats().preemptions > 0, "the first gives its place away");
+    assert_eq!(answers[0].ids(), alone, "and goes on as if it had not");
 }
 
 #[test]
