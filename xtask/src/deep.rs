@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 /// What is run, in this order; all of it, whatever fails.
 fn steps(root: &Path) -> Result<Vec<(&'static str, Command)>> {
     let script = |name: &str| Command::new(root.join("scripts").join(name));
-    let mut tests = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut tests = Command::new(crate::cargo_itself());
     tests.args(["test", "--no-fail-fast"]);
     let mut skipped = Vec::new();
     for (package, ignored) in packages(root)? {
@@ -33,7 +33,7 @@ fn steps(root: &Path) -> Result<Vec<(&'static str, Command)>> {
         ("objects for aarch64-apple-darwin", script("objects-apple.sh")),
     ];
     for (_, command) in &mut steps {
-        command.current_dir(root);
+        crate::called_plainly(command).current_dir(root);
     }
     Ok(steps)
 }

@@ -66,11 +66,28 @@ fn root() -> PathBuf {
     package.parent().unwrap_or(package).to_path_buf()
 }
 
+/// Cargo says which cargo it is, so that a toolchain override is kept.
+fn cargo_itself() -> std::ffi::OsString {
+    std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
+}
+
+/// Takes from a command what cargo tells a program that it runs of the program's package: a cargo below it would run the build
+/// scripts that ask for such names again, and compile what stands on them, and the next cargo from a shell once more.
+fn called_plainly(command: &mut Command) -> &mut Command {
+    for (name, _) in std::env::vars_os() {
+        let told = name.to_str().is_some_and(|n| {
+            ["CARGO_PKG_", "CARGO_MANIFEST_"].iter().any(|head| n.starts_with(head))
+        });
+        if told {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
 /// `cargo` with `arguments` in `root`; its standard output.
 fn cargo(root: &Path, arguments: &[&str]) -> Result<Vec<u8>> {
-    // Cargo says which cargo it is, so that a toolchain override is kept.
-    let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let output = Command::new(program)
+    let output = called_plainly(&mut Command::new(cargo_itself()))
         .args(arguments)
         .current_dir(root)
         .output()
@@ -101,4 +118,25 @@ fn built(root: &Path, targets: &[&str]) -> Result<PathBuf> {
 fn metadata(root: &Path) -> Result<serde_json::Value> {
     let json = cargo(root, &["metadata", "--no-deps", "--format-version", "1"])?;
     serde_json::from_slice(&json).context("reading the output of cargo metadata")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cargo_below_is_not_told_of_this_package() {
+        // Tests are run by cargo too, which has told them.
+        assert!(std::env::var_os("CARGO_PKG_NAME").is_some());
+        let mut command = Command::new("cargo");
+        let taken: Vec<String> = called_plainly(&mut command)
+            .get_envs()
+            .filter(|(_, value)| value.is_none())
+            .map(|(name, _)| name.to_string_lossy().into_owned())
+            .collect();
+        for name in ["CARGO_PKG_NAME", "CARGO_PKG_VERSION_MAJOR", "CARGO_MANIFEST_DIR"] {
+            assert!(taken.iter().any(|t| t == name), "{name} is not among {taken:?}");
+        }
+        assert!(!taken.iter().any(|t| t == "CARGO" || t == "CARGO_TARGET_DIR"), "{taken:?}");
+    }
 }
