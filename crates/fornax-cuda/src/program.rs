@@ -75,8 +75,8 @@ pub(crate) struct CudaProgram {
     // Graphs and frames wait for the stream when dropped, so they come before what they use.
     graphs: HashMap<Round, Graph>,
     frames: Vec<Frame>,
-    /// Outputs of a ticket that still runs, for whoever asks.
-    glance: Pinned,
+    /// Outputs of a ticket that still runs, as the last two who asked saw them.
+    glances: [Pinned; 2],
     prepared: Prepared,
     gpu: Arc<Gpu>,
     plan: Plan,
@@ -116,11 +116,11 @@ impl CudaProgram {
             })
         };
         let frames = (0..IN_FLIGHT_MAX).map(frame).collect::<Result<Vec<_>>>()?;
-        let glance = gpu.pinned(shape.out_len())?;
+        let glances = [gpu.pinned(shape.out_len())?, gpu.pinned(shape.out_len())?];
         let (vocab, width) = widths(plan);
         let mut program = CudaProgram {
             graphs: HashMap::new(),
-            glance,
+            glances,
             ways: Ways { one: Way::Graph, several: Way::Graph },
             frames,
             prepared,
@@ -153,9 +153,8 @@ impl CudaProgram {
         let single = rows == wanted && batch.spans.len() == rows as usize && in_turn;
         let (chain, rounds, ways) = (f.feed.chain.len() as u32, f.feed.rounds, f.feed.ways);
         let outs = f.feed.out_len(&self.shape);
-        let used = f.feed.used(&self.shape);
-        f.upload.words_mut()[..used].copy_from_slice(&f.feed.words[..used]);
-        self.gpu.upload_queued(&self.prepared.feed, &f.upload, used)?;
+        f.upload.words_mut()[..f.feed.words.len()].copy_from_slice(&f.feed.words);
+        self.gpu.upload_queued(&self.prepared.feed, &f.upload, f.feed.words.len())?;
         self.gpu.clear_queued(&self.prepared.out)?;
         if copies {
             self.room(frame, wanted as usize)?;
@@ -179,7 +178,7 @@ impl CudaProgram {
             self.launches(first, copies.then_some(frame))?;
         }
         let few = self.prepared.many.as_ref().is_none_or(|m| m.few_rows() > 0);
-        let kinds = Kinds { few, many: !few, lone: true, ..kinds };
+        let kinds = Kinds { few, many: !few, ..kinds };
         let next = Round { first: false, rows: chain, wanted: chain, kinds, ways };
         self.chain(next, rounds - 1)?;
         let f = &mut self.frames[frame];
@@ -282,14 +281,11 @@ impl CudaProgram {
         Ok(())
     }
 
-    /// Queues a round as one graph, captured when its shape is first met. Rows up to the next of a few numbers are there and
-    /// masked, so that there are few graphs.
+    /// Queues a round as one graph, captured when its shape is first met.
     fn replay(&mut self, round: Round) -> Result<()> {
         if self.times.is_some() {
             return self.launches(round, None);
         }
-        let padded = feed::padded(round.rows, feed::row_limit(&self.limits, round.first));
-        let round = Round { rows: padded, wanted: padded, ..round };
         if let Some(graph) = self.graphs.get(&round) {
             return graph.launch();
         }
@@ -308,11 +304,9 @@ impl CudaProgram {
         let few = many.few_rows();
         let spans = || f.batch.spans.iter();
         let last = f.batch.rows.iter().map(|r| r.pos).max().unwrap_or(0) + f.rounds;
-        let by_row = many.by_row();
         Kinds {
-            few: by_row || few > 0 && spans().any(|s| s.rows <= 16),
-            many: !by_row && spans().any(|s| s.rows > few),
-            lone: spans().all(|s| s.rows == 1),
+            few: few > 0 && spans().any(|s| s.rows <= 16),
+            many: spans().any(|s| s.rows > few),
             parts: rows::parts(last).next_power_of_two(),
         }
     }

@@ -1,13 +1,15 @@
 //! One sequence on one program: prefill in chunks, then one token after the other. It knows
 //! tokens alone, no text, and reads no clock.
 
+mod chained;
+
 use std::cell::RefCell;
 use std::ops::ControlFlow;
 
 use fornax_plan::sample::log_sum_exp;
 use fornax_plan::{
     ActMode, BlockId, Cmd, Device, KvType, Limits, MemoryUse, OpTime, Plan, Program, SampleParams,
-    SeqStep, SlotId, StepOutput, StepReport, StepSeconds, TokenId, Tokens, Want,
+    SeqStep, SlotId, StepOutput, StepReport, StepSeconds, Ticket, TokenId, Tokens, Want,
 };
 
 use crate::error::{Error, Result};
@@ -28,12 +30,15 @@ pub struct SessionOptions {
     /// The same numbers however the sequence is cut into steps, on devices where that costs
     /// something; one that cannot give them refuses.
     pub deterministic: bool,
+    /// Tokens that the device may choose one after the other before it is asked again, for one that runs beside the host. Each
+    /// is reported as soon as it can be read.
+    pub chain: u32,
 }
 
 impl Default for SessionOptions {
     fn default() -> SessionOptions {
         let (kv_type, act) = (KvType::F16, None);
-        SessionOptions { context: None, chunk: 256, kv_type, act, deterministic: false }
+        SessionOptions { context: None, chunk: 256, kv_type, act, deterministic: false, chain: 1 }
     }
 }
 
@@ -96,6 +101,9 @@ pub struct Session {
     stateful: bool,
     context: u32,
     chunk: u32,
+    chain: u32,
+    /// Stop tokens that a step may name.
+    stops: usize,
     vocab: u32,
     /// Tokens whose keys and values are in the cache.
     held: Vec<TokenId>,
@@ -166,13 +174,18 @@ impl Session {
             ..Limits::default()
         };
         let program = device.prepare(plan, &limits)?;
+        // A state that a token has gone into cannot be taken back.
+        let stateful = !plan.states.is_empty();
+        let chain = if stateful { 1 } else { options.chain.clamp(1, limits.chain) };
         Ok(Session {
             program,
             table: (0..blocks).map(BlockId).collect(),
             groups: plan.kv.len(),
-            stateful: !plan.states.is_empty(),
+            stateful,
             context,
             chunk,
+            chain,
+            stops: limits.stops as usize,
             vocab: plan.hyper.vocab,
             held: Vec::with_capacity(context.min(1 << 16) as usize),
             out: StepOutput::default(),
@@ -271,6 +284,9 @@ impl Session {
             }
             if made >= most {
                 break;
+            }
+            if request.sampler.is_none() && self.chain > 1 && request.stop.len() <= self.stops {
+                return self.chained(request, token, most - made, report);
             }
             let next = [token];
             let tokens = match request.sampler {
@@ -518,6 +534,22 @@ impl Session {
         wants: &[(std::ops::Range<u32>, Want)],
         sample: Option<SampleParams>,
     ) -> Result<()> {
+        let ticket = self.submit(tokens, wants, sample, (1, &[]))?;
+        self.program.wait(ticket, &mut self.out)?;
+        if let (Some(timed), Some(seconds)) = (&mut self.timed, self.program.step_seconds()) {
+            timed.push((tokens.rows(), seconds));
+        }
+        Ok(())
+    }
+
+    /// Hands over a step at the end of the sequence that may produce so many tokens, and ends at a stop token.
+    fn submit(
+        &mut self,
+        tokens: Tokens<'_>,
+        wants: &[(std::ops::Range<u32>, Want)],
+        sample: Option<SampleParams>,
+        (max_new, stop): (u32, &[TokenId]),
+    ) -> Result<Ticket> {
         let tables = [&self.table[..]; GROUPS_MAX];
         let step = SeqStep {
             slot: SlotId(0),
@@ -526,15 +558,10 @@ impl Session {
             tables: &tables[..self.groups],
             wants,
             sample,
-            max_new: 1,
-            stop: &[],
+            max_new,
+            stop,
         };
-        let ticket = self.program.submit(&[step])?;
-        self.program.wait(ticket, &mut self.out)?;
-        if let (Some(timed), Some(seconds)) = (&mut self.timed, self.program.step_seconds()) {
-            timed.push((tokens.rows(), seconds));
-        }
-        Ok(())
+        Ok(self.program.submit(&[step])?)
     }
 }
 

@@ -61,6 +61,10 @@ fn tokens_of_a_chain_can_be_read_before_it_ends() {
     let mut counts = Vec::new();
     while control.go_on(1) > 0 {
         assert_eq!(program.poll(&ticket, &mut out).unwrap(), Progress::Running);
+        // What was written since the look before is believed at the next one.
+        let first = out.tokens.len();
+        assert_eq!(first, counts.last().copied().unwrap_or(0));
+        assert_eq!(program.poll(&ticket, &mut out).unwrap(), Progress::Running);
         let have = ids(&out);
         // Of each sequence the first so many, and in the order of the whole.
         for seq in 0..2 {
@@ -93,6 +97,7 @@ fn a_chain_can_be_stopped_at_a_token_that_was_read_and_the_next_ticket_is_not_mi
     let next = step(1, 0, Tokens::Host(&[5]), ROUNDS);
     let second = program.submit(&[next]).unwrap();
     while control.go_on(1) > 0 {
+        program.poll(&ticket, &mut out).unwrap();
         program.poll(&ticket, &mut out).unwrap();
         if out.tokens.len() == 2 {
             break;

@@ -8,13 +8,20 @@ use crate::driver::Pinned;
 use crate::feed::{self, CHOSEN, NONE, OUT, ROW, Shape, UNUSABLE};
 
 impl Frame {
-    /// The tokens among the outputs, by sequence and position.
-    fn tokens(&self, words: &[u32], shape: &Shape, tokens: &mut Vec<TokenOut>) -> Result<()> {
+    /// The tokens among the outputs that are `whole`, by sequence and position.
+    fn tokens(
+        &self,
+        words: &[u32],
+        shape: &Shape,
+        whole: impl Fn(usize) -> bool,
+        tokens: &mut Vec<TokenOut>,
+    ) -> Result<()> {
         let batch = &self.feed.batch;
         let (first, next) = shape.out_counts();
         let mut token = |seq: u32, at: usize| {
             let [token, logprob, state, pos] = [0, 1, 2, 3].map(|i| words[at * OUT + i]);
-            match feed::outcome(state, self.ticket) {
+            let outcome = feed::outcome(state, self.ticket);
+            match if outcome != 0 && whole(at) { outcome } else { 0 } {
                 UNUSABLE => {
                     return Err(Error::malformed(format!(
                         "sampling: no usable logit at position {pos} (all NaN or -inf)"
@@ -109,12 +116,19 @@ impl CudaProgram {
     }
 
     /// The tokens of a ticket that the device has chosen up to now, while it runs. Nothing else of it is there yet.
+    ///
+    /// An output that was being written while it was copied is not believed: only what the look before this one saw, too.
     pub(super) fn so_far(&mut self, frame: usize, out: &mut StepOutput) -> Result<()> {
-        let CudaProgram { frames, glance, prepared, gpu, shape, .. } = self;
+        let CudaProgram { frames, glances, prepared, gpu, shape, .. } = self;
         let f = &frames[frame];
-        gpu.peek(prepared.out.ptr, glance, f.feed.out_len(shape))?;
+        glances.swap(0, 1);
+        let [now, before] = glances;
+        let words = f.feed.out_len(shape);
+        gpu.peek(prepared.out.ptr, now, words)?;
+        let (now, before) = (&now.words()[..words], &before.words()[..words]);
+        let same = |at: usize| now[at * OUT..][..OUT] == before[at * OUT..][..OUT];
         // What cannot be used is told at the end.
-        let _ = f.tokens(glance.words(), shape, &mut out.tokens);
+        let _ = f.tokens(now, shape, same, &mut out.tokens);
         out.tokens.sort_by_key(|t| (t.seq, t.pos));
         Ok(())
     }
@@ -123,7 +137,7 @@ impl CudaProgram {
     fn collect(&mut self, frame: usize) -> Result<()> {
         let f = &mut self.frames[frame];
         let mut tokens = std::mem::take(&mut f.result.tokens);
-        let chosen = f.tokens(f.out.words(), &self.shape, &mut tokens);
+        let chosen = f.tokens(f.out.words(), &self.shape, |_| true, &mut tokens);
         f.result.tokens = tokens;
         chosen?;
         let out = &mut f.result;

@@ -5,6 +5,7 @@
 
 mod accuracy;
 mod batching;
+mod chains;
 mod cpu;
 mod faulty;
 mod fixture;

@@ -37,14 +37,19 @@ pub(super) struct Started {
 
 /// What a session on a device is made for, as the flags say.
 pub(super) fn options(config: &Config, opened: &Opened, context: usize) -> SessionOptions {
+    let info = opened.device().info();
     SessionOptions {
         context: Some(u32::try_from(context).unwrap_or(u32::MAX)),
-        chunk: opened.device().info().step_rows,
+        chunk: info.step_rows,
         kv_type: opened.kv_type(config),
         act: devices::act(config),
         deterministic: config.deterministic,
+        chain: if info.kind == "cuda" { CHAIN } else { 1 },
     }
 }
+
+/// Tokens of a chain on a device that chooses them beside the host.
+const CHAIN: u32 = 16;
 
 /// The file that `name` stands for, the default model where it is absent.
 ///
