@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use crate::Options;
 use crate::backend::Served;
+use crate::half::Peer;
 use crate::json;
 use crate::metrics::Metrics;
 use crate::refusal::Refusal;
@@ -129,7 +130,12 @@ impl App {
             return Err(self.too_large());
         }
         match tokio::time::timeout(self.options.body_timeout, self.collect(body)).await {
-            Ok(bytes) => bytes,
+            Ok(bytes) => {
+                if let (Ok(_), Some(peer)) = (&bytes, parts.extensions.get::<Peer>()) {
+                    peer.came_whole();
+                }
+                bytes
+            }
             Err(_) => {
                 let seconds = self.options.body_timeout.as_secs();
                 let said = format!("the body did not come within {seconds} s");

@@ -9,16 +9,18 @@ use std::time::Instant;
 
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Version, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http_body::{Frame, SizeHint};
 use subtle::ConstantTimeEq;
 
 use crate::app::App;
+use crate::half::{Peer, UnderWay};
 use crate::live::Usage;
 use crate::order::new_id;
 use crate::refusal::Refusal;
+use crate::sse::{COMMENT, EVENTS};
 
 /// What a handler tells the access log of its request.
 #[derive(Clone, Debug, Default)]
@@ -57,6 +59,11 @@ pub(crate) async fn gate(
     let endpoint = request.extensions().get::<MatchedPath>().map(|p| p.as_str().to_owned());
     let origin = request.headers().get(header::ORIGIN).cloned();
     let note = Note::default();
+    // Older clients know no interim answers, by which those that left are found out.
+    if request.version() < Version::HTTP_11 {
+        request.extensions_mut().remove::<Peer>();
+    }
+    let under_way = request.extensions().get::<Peer>().map(Peer::begin);
     request.extensions_mut().insert(note.clone());
     let anthropic = path.starts_with("/v1/messages");
     let entry = Entry { id: id.clone(), method, path, status: CLIENT_LEFT, began, note };
@@ -79,7 +86,8 @@ pub(crate) async fn gate(
     app.metrics.answered(endpoint.as_deref().unwrap_or("none"), response.status().as_u16());
     let status = response.status().as_u16();
     let entry = waiting.0.take().map(|entry| Entry { status, ..entry });
-    response.map(|body| Body::new(Logged { body, entry, whole: false }))
+    let events = response.headers().get(header::CONTENT_TYPE).is_some_and(|v| v == EVENTS);
+    response.map(|body| Body::new(Logged { body, entry, whole: false, events, under_way }))
 }
 
 enum Admitted {
@@ -249,6 +257,9 @@ struct Logged {
     entry: Option<Entry>,
     /// The end was reached.
     whole: bool,
+    /// It is a stream of events, each part of it whole events.
+    events: bool,
+    under_way: Option<UnderWay>,
 }
 
 impl http_body::Body for Logged {
@@ -259,6 +270,9 @@ impl http_body::Body for Logged {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        if self.events && self.under_way.as_ref().is_some_and(UnderWay::is_asked) {
+            return Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(COMMENT)))));
+        }
         let polled = Pin::new(&mut self.body).poll_frame(cx);
         if matches!(polled, Poll::Ready(None)) || self.body.is_end_stream() {
             self.whole = true;

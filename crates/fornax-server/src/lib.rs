@@ -12,6 +12,7 @@ mod api;
 mod app;
 mod backend;
 mod gate;
+mod half;
 mod json;
 mod listen;
 mod live;

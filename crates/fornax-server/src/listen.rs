@@ -6,7 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::http::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::Service;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
@@ -14,6 +17,7 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::Options;
 use crate::app::App;
+use crate::half::{Half, Peer};
 use crate::patient::{self, Patient};
 
 /// Connections at once; more wait in the system's queue.
@@ -104,8 +108,10 @@ async fn connection(stream: TcpStream, options: &Options, router: Router, stop: 
     patient::watch(&stream, options.stall_timeout);
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(options.head_timeout).keep_alive(true);
+    let peer = Peer::default();
+    let stream = Half::new(stream, peer.clone());
     let stream = TokioIo::new(Patient::new(stream, options.stall_timeout));
-    let served = http.serve_connection(stream, TowerToHyperService::new(router));
+    let served = http.serve_connection(stream, Known(TowerToHyperService::new(router), peer));
     tokio::pin!(served);
     tokio::select! {
         ended = served.as_mut() => return log_end(ended),
@@ -113,6 +119,20 @@ async fn connection(stream: TcpStream, options: &Options, router: Router, stop: 
     }
     served.as_mut().graceful_shutdown();
     log_end(served.await);
+}
+
+/// Requests that know the connection they came on.
+struct Known(TowerToHyperService<Router>, Peer);
+
+impl Service<Request<Incoming>> for Known {
+    type Response = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Response;
+    type Error = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Error;
+    type Future = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Future;
+
+    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
+        request.extensions_mut().insert(self.1.clone());
+        self.0.call(request)
+    }
 }
 
 fn log_end(ended: hyper::Result<()>) {

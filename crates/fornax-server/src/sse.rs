@@ -17,6 +17,10 @@ use crate::refusal::Refusal;
 
 /// A comment goes out after so long without an event, so that no proxy takes the stream for dead.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// The type of a stream of events.
+pub(crate) const EVENTS: &str = "text/event-stream";
+/// Means nothing to anybody.
+pub(crate) const COMMENT: &[u8] = b": still here\n\n";
 /// Events that wait for a slow reader before the task waits too.
 const WAITING: usize = 64;
 
@@ -67,7 +71,7 @@ pub(crate) fn stream(live: Live, events: impl Events) -> Response {
     tokio::spawn(feed(live, events, send));
     let mut response = Response::new(Body::new(Fed { receive }));
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(EVENTS));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
@@ -87,7 +91,7 @@ async fn feed(mut live: Live, mut events: impl Events, send: Sender<Bytes>) {
             next = tokio::time::timeout(KEEP_ALIVE, live.next()) => next,
         };
         match next {
-            Err(_) => out.0.extend_from_slice(b": still here\n\n"),
+            Err(_) => out.0.extend_from_slice(COMMENT),
             Ok(Ok(Some((choice, piece)))) => events.piece(choice, piece, &mut out),
             Ok(Ok(None)) => {
                 events.close(&mut out);

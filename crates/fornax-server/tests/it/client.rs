@@ -116,8 +116,17 @@ pub(crate) fn receive(stream: TcpStream) -> Response {
     Response { status, headers, body }
 }
 
-/// The status and the headers, names in lower case.
+/// The status and the headers, names in lower case; interim answers are passed over.
 pub(crate) fn head(reader: &mut impl BufRead) -> (u16, Vec<(String, String)>) {
+    loop {
+        let (status, headers) = any_head(reader);
+        if status >= 200 {
+            return (status, headers);
+        }
+    }
+}
+
+fn any_head(reader: &mut impl BufRead) -> (u16, Vec<(String, String)>) {
     let mut line = || {
         let mut line = String::new();
         reader.read_line(&mut line).expect("a head comes in time");

@@ -34,7 +34,7 @@ pub(crate) fn model() -> Arc<Model> {
 pub(crate) fn engine(options: &ServeOptions) -> EngineHandle {
     let options = ServeOptions {
         context: CONTEXT,
-        kv_tokens: Some(8192),
+        kv_tokens: options.kv_tokens.or(Some(8192)),
         kv_type: KvType::F32,
         ..options.clone()
     };

@@ -1,16 +1,16 @@
 //! Clients that are there and do nothing: they send no head, half a body, or take nothing of their answer.
 
 use std::io::{BufReader, Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 use fornax_engine::serve::Finish;
 use fornax_server::Options;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::client::{PATIENCE, chunk, connect, head, receive, request};
-use crate::script::Script;
+use crate::script::{Script, Scripted};
 use crate::server::Server;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -55,21 +55,74 @@ fn half_a_body_is_not_waited_for() {
     assert!(engine.seen().is_empty());
 }
 
-#[test]
-fn half_a_connection_closed_counts_as_leaving() {
-    let (server, engine) = Server::scripted();
-    let script =
-        Script { tokens: engine.bytes(b"x"), finish: Some(Finish::Stop), hold_after: Some(0) };
-    engine.script(script);
-    let body = json!({ "messages": [{ "role": "user", "content": "hi" }] }).to_string();
-    let mut stream = connect(server.addr);
-    stream.write_all(&request("POST", CHAT, &JSON, body.as_bytes())).expect("a connection");
+/// A request that runs and is held after `text`, of a client that has said so in `version`.
+fn held(server: &Server, engine: &Scripted, version: &str, stream: bool, text: &[u8]) -> TcpStream {
+    engine.script(Script {
+        tokens: engine.bytes(&[text, b"x"].concat()),
+        finish: Some(Finish::Stop),
+        hold_after: Some(text.len()),
+    });
+    let body = json!({ "messages": [{ "role": "user", "content": "hi" }], "stream": stream });
+    let bytes = request("POST", CHAT, &JSON, body.to_string().as_bytes());
+    let bytes = String::from_utf8(bytes).expect("a request is text").replace("HTTP/1.1", version);
+    let mut socket = connect(server.addr);
+    socket.write_all(bytes.as_bytes()).expect("a connection");
     let began = Instant::now();
     while engine.running.load(SeqCst) == 0 {
         assert!(began.elapsed() < PATIENCE, "it does not run");
         std::thread::sleep(Duration::from_millis(2));
     }
-    stream.shutdown(std::net::Shutdown::Write).expect("a connection");
+    socket
+}
+
+#[test]
+fn who_sends_no_more_still_gets_his_answer() {
+    // Before the head, after it, and in the middle of the text.
+    for (stream, text) in [(false, &b""[..]), (false, b"ab"), (true, b""), (true, b"ab")] {
+        let (server, engine) = Server::scripted();
+        let socket = held(&server, &engine, "HTTP/1.1", stream, text);
+        socket.shutdown(Shutdown::Write).expect("a connection");
+        // Long enough for him to be asked, and to be looked at.
+        std::thread::sleep(Duration::from_millis(200));
+        assert_eq!(engine.running.load(SeqCst), 1, "stream {stream}, after {text:?}");
+        engine.release();
+        let response = receive(socket);
+        assert_eq!(response.status, 200);
+        let said: String = if stream {
+            assert!(response.text().contains("\n\n: still here\n\n"), "{}", response.text());
+            let part = |c: &Value| c["choices"][0]["delta"]["content"].as_str().map(str::to_owned);
+            response.chunks().iter().filter_map(part).collect()
+        } else {
+            let answer = response.json();
+            answer["choices"][0]["message"]["content"].as_str().unwrap_or_default().to_owned()
+        };
+        assert_eq!(said.as_bytes(), [text, b"x"].concat());
+    }
+}
+
+#[test]
+fn who_sends_no_more_and_then_leaves_has_left() {
+    for (stream, reads) in [(false, false), (false, true), (true, false), (true, true)] {
+        let (server, engine) = Server::scripted();
+        let mut socket = held(&server, &engine, "HTTP/1.1", stream, b"");
+        socket.shutdown(Shutdown::Write).expect("a connection");
+        std::thread::sleep(Duration::from_millis(100));
+        if reads {
+            // He has taken all that there was: no word of him comes when he goes.
+            let mut bytes = [0; 4096];
+            assert!(socket.read(&mut bytes).is_ok_and(|n| n > 0));
+        }
+        assert_eq!(engine.running.load(SeqCst), 1, "stream {stream}");
+        drop(socket);
+        engine.wait_for_cancels(1);
+    }
+}
+
+#[test]
+fn who_sends_no_more_in_the_older_protocol_has_left() {
+    let (server, engine) = Server::scripted();
+    let socket = held(&server, &engine, "HTTP/1.0", false, b"");
+    socket.shutdown(Shutdown::Write).expect("a connection");
     engine.wait_for_cancels(1);
 }
 
