@@ -153,8 +153,9 @@ impl CudaProgram {
         let single = rows == wanted && batch.spans.len() == rows as usize && in_turn;
         let (chain, rounds, ways) = (f.feed.chain.len() as u32, f.feed.rounds, f.feed.ways);
         let outs = f.feed.out_len(&self.shape);
-        f.upload.words_mut()[..f.feed.words.len()].copy_from_slice(&f.feed.words);
-        self.gpu.upload_queued(&self.prepared.feed, &f.upload, f.feed.words.len())?;
+        let used = f.feed.used(&self.shape);
+        f.upload.words_mut()[..used].copy_from_slice(&f.feed.words[..used]);
+        self.gpu.upload_queued(&self.prepared.feed, &f.upload, used)?;
         self.gpu.clear_queued(&self.prepared.out)?;
         if copies {
             self.room(frame, wanted as usize)?;
@@ -178,7 +179,7 @@ impl CudaProgram {
             self.launches(first, copies.then_some(frame))?;
         }
         let few = self.prepared.many.as_ref().is_none_or(|m| m.few_rows() > 0);
-        let kinds = Kinds { few, many: !few, ..kinds };
+        let kinds = Kinds { few, many: !few, lone: true, ..kinds };
         let next = Round { first: false, rows: chain, wanted: chain, kinds, ways };
         self.chain(next, rounds - 1)?;
         let f = &mut self.frames[frame];
@@ -281,11 +282,14 @@ impl CudaProgram {
         Ok(())
     }
 
-    /// Queues a round as one graph, captured when its shape is first met.
+    /// Queues a round as one graph, captured when its shape is first met. Rows up to the next of a few numbers are there and
+    /// masked, so that there are few graphs.
     fn replay(&mut self, round: Round) -> Result<()> {
         if self.times.is_some() {
             return self.launches(round, None);
         }
+        let padded = feed::padded(round.rows, feed::row_limit(&self.limits, round.first));
+        let round = Round { rows: padded, wanted: padded, ..round };
         if let Some(graph) = self.graphs.get(&round) {
             return graph.launch();
         }
@@ -304,9 +308,11 @@ impl CudaProgram {
         let few = many.few_rows();
         let spans = || f.batch.spans.iter();
         let last = f.batch.rows.iter().map(|r| r.pos).max().unwrap_or(0) + f.rounds;
+        let by_row = many.by_row();
         Kinds {
-            few: few > 0 && spans().any(|s| s.rows <= 16),
-            many: spans().any(|s| s.rows > few),
+            few: by_row || few > 0 && spans().any(|s| s.rows <= 16),
+            many: !by_row && spans().any(|s| s.rows > few),
+            lone: spans().all(|s| s.rows == 1),
             parts: rows::parts(last).next_power_of_two(),
         }
     }
