@@ -8,6 +8,10 @@ const NORMAL: i32 = 1;
 const CONTROL: i32 = 3;
 const UNUSED: i32 = 5;
 
+/// So that chats can be measured, too.
+const CHAT: &str =
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{{ 'assistant:' }}";
+
 /// Writes a vocabulary of `size` tokens (at least 258) for the pre-tokenizer `pre`.
 pub(crate) fn describe(metadata: &mut Metadata, size: u32, pre: &str) {
     let bytes: Vec<char> = (0..=255).map(byte_char).collect();
@@ -38,6 +42,7 @@ pub(crate) fn describe(metadata: &mut Metadata, size: u32, pre: &str) {
     metadata.set("tokenizer.ggml.bos_token_id", size - 2);
     metadata.set("tokenizer.ggml.eos_token_id", size - 1);
     metadata.set("tokenizer.ggml.add_bos_token", false);
+    metadata.set("tokenizer.chat_template", CHAT);
 }
 
 /// The printable character that stands for a byte in byte-level vocabularies (GPT-2's table).
@@ -71,5 +76,6 @@ mod tests {
         let distinct: std::collections::HashSet<&str> = tokens.iter().collect();
         assert_eq!((tokens.len(), distinct.len()), (49_152, 49_152));
         assert_eq!(metadata.u32("tokenizer.ggml.eos_token_id").unwrap(), Some(49_151));
+        assert!(metadata.require_str("tokenizer.chat_template").unwrap().contains("m.content"));
     }
 }
