@@ -1,7 +1,7 @@
 //! A stand-in for the driver and the GPU, for tests: kernels compiled as C++ (`host/shim.h`), run at once, on memory that ends
 //! at a guard page. It counts memory against a limit, and fails where it is told to. It knows no plan.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -25,14 +25,27 @@ type Run = unsafe extern "C" fn(
     u32,
 ) -> *const std::ffi::c_char;
 
+/// One lock for each of what must not be done twice at once.
+struct Turns<K>(Mutex<BTreeMap<K, Arc<Mutex<()>>>>);
+
+impl<K: Ord> Turns<K> {
+    const fn new() -> Turns<K> {
+        Turns(Mutex::new(BTreeMap::new()))
+    }
+
+    fn of(&self, key: K) -> Arc<Mutex<()>> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(all.entry(key).or_default())
+    }
+}
+
 /// Compiles a source with these entries; what comes back stands for machine code.
 ///
 /// # Errors
 /// `is_malformed` with the compiler's words.
 pub(crate) fn compile(name: &str, source: &str, entries: &[String]) -> Result<Vec<u8>> {
     use std::hash::{DefaultHasher, Hash, Hasher};
-    static ONE: Mutex<()> = Mutex::new(());
-    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    static COMPILING: Turns<String> = Turns::new();
     let kernels = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("kernels");
     let glue: Vec<String> = entries.iter().map(|e| format!("HOST_ENTRY({e})")).collect();
     let text = format!("{SHIM}\n{source}\n#line 1 \"run.cpp\"\n{RUN}\n{}\n", glue.join("\n"));
@@ -46,6 +59,8 @@ pub(crate) fn compile(name: &str, source: &str, entries: &[String]) -> Result<Ve
     std::fs::create_dir_all(&folder).map_err(failed)?;
     let stem = format!("{name}-{:016x}", h.finish());
     let made = folder.join(format!("{stem}.so"));
+    let turn = COMPILING.of(stem.clone());
+    let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
     if !made.exists() {
         let file = folder.join(format!("{stem}.{}.cpp", std::process::id()));
         std::fs::write(&file, text).map_err(failed)?;
@@ -250,8 +265,9 @@ impl State {
         self.launches += 1;
         let entry = &self.entries[launch.function];
         // The run-time parts of one library are shared by everybody who has loaded it.
-        static RUNNING: Mutex<()> = Mutex::new(());
-        let _running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+        static RUNNING: Turns<usize> = Turns::new();
+        let turn = RUNNING.of(entry.run as usize);
+        let _running = turn.lock().unwrap_or_else(PoisonError::into_inner);
         let (x, y, threads) = launch.form;
         let (words, pointers) = (launch.constants.as_ptr(), launch.pointers.as_ptr());
         // SAFETY: the entry was asked what it takes, and the arrays have as much; addresses are the program's to get right,
