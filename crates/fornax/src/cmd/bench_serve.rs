@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use crate::flags::low::Bench;
 use crate::output;
 
 /// No answer is worth waiting longer for.
-const PATIENCE: Duration = Duration::from_secs(600);
+const PATIENCE: Duration = Duration::from_secs(1800);
 /// A client's thread does little.
 const STACK: usize = 512 << 10;
 
@@ -42,7 +42,9 @@ struct Report {
     tpot_ms: Spread,
     /// From a request to its end, seconds.
     whole_s: Spread,
-    /// The longest time that any client waited between two pieces, milliseconds.
+    /// Between two pieces that a client got one after the other, milliseconds.
+    gap_ms: Spread,
+    /// The longest of those.
     worst_gap_ms: f64,
     /// With `--mixed`: the long prompt that came while the others got tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -54,10 +56,14 @@ struct Report {
 struct Long {
     prompt_tokens: u64,
     ttft_s: f64,
-    /// The longest gap of another client from its start to its end, milliseconds.
+    /// Gaps of the other clients from its start to its end, milliseconds.
+    gap_ms: Spread,
+    /// The longest of those.
     worst_gap_ms: f64,
     /// Pieces that the others got in that time.
     pieces: usize,
+    /// How many of them were still getting tokens at its end.
+    outlasted_by: usize,
 }
 
 /// Where the values of a figure lie.
@@ -92,6 +98,17 @@ struct Seen {
     began: Option<Instant>,
     prompt: u64,
     generated: u64,
+    /// It left before its end: what it was there for was over.
+    left: bool,
+}
+
+/// What the threads of a load tell each other.
+#[derive(Debug, Default)]
+struct Crowd {
+    /// Clients that have had their first text, or have failed.
+    getting: AtomicUsize,
+    /// The long prompt has its answer.
+    over: AtomicBool,
 }
 
 /// Prints a table or one JSON object.
@@ -119,18 +136,16 @@ pub(crate) fn bench(flags: &Bench, url: &str) -> Result<()> {
     let due = arrivals(flags.server.requests as usize, flags.server.rate, flags.server.seed);
     let (send, receive) = mpsc::channel();
     let began = Instant::now();
-    let (n, getting) = (due.len(), Arc::new(AtomicUsize::new(0)));
+    let (n, crowd) = (due.len(), Arc::new(Crowd::default()));
     for (i, at) in due.into_iter().enumerate() {
         let body = request(&model, flags, i as u64, flags.p);
-        let (client, send, getting) = (client.clone(), send.clone(), Arc::clone(&getting));
+        let (client, send, crowd) = (client.clone(), send.clone(), Arc::clone(&crowd));
         thread::sleep((began + at).saturating_duration_since(Instant::now()));
         let spawned = thread::Builder::new().stack_size(STACK).spawn(move || {
-            let seen = client.run(&body, &getting);
+            let seen = client.run(&body, &crowd);
             // One that failed holds nobody up.
-            getting.fetch_add(
-                usize::from(seen.as_ref().map_or(true, |s| s.at.is_empty())),
-                Ordering::Relaxed,
-            );
+            let silent = seen.as_ref().map_or(true, |s| s.at.is_empty());
+            crowd.getting.fetch_add(usize::from(silent), Ordering::Relaxed);
             let _ = send.send(seen);
         });
         spawned.context("could not start a thread for another client")?;
@@ -139,13 +154,15 @@ pub(crate) fn bench(flags: &Bench, url: &str) -> Result<()> {
     let long = match flags.server.mixed {
         None => None,
         Some(tokens) => {
-            while getting.load(Ordering::Relaxed) < n {
+            while crowd.getting.load(Ordering::Relaxed) < n {
                 thread::sleep(Duration::from_millis(1));
             }
             let mut body = request(&model, flags, n as u64, tokens as usize);
             body["max_tokens"] = 4.into();
-            let seen = client.run(&body, &AtomicUsize::new(0)).context("the long prompt")?;
-            Some((seen, Instant::now()))
+            let seen = client.run(&body, &Crowd::default()).context("the long prompt")?;
+            let ended = Instant::now();
+            crowd.over.store(true, Ordering::Relaxed);
+            Some((seen, ended))
         }
     };
     let mut seen = Vec::new();
@@ -242,8 +259,8 @@ impl Client {
         Ok(name.with_context(|| format!("{url} lists no model: {text}"))?.to_owned())
     }
 
-    /// One request; `getting` counts it when its first text comes.
-    fn run(&self, body: &Value, getting: &AtomicUsize) -> Result<Seen> {
+    /// One request.
+    fn run(&self, body: &Value, crowd: &Crowd) -> Result<Seen> {
         let began = Instant::now();
         let url = format!("{}/v1/chat/completions", self.base);
         let mut post = self.agent.post(&url).header("content-type", "application/json");
@@ -265,7 +282,11 @@ impl Client {
             let chunk: Value = serde_json::from_str(data).context("a chunk is no JSON")?;
             let first = seen.at.is_empty();
             seen.take(&chunk, began.elapsed())?;
-            getting.fetch_add(usize::from(first && !seen.at.is_empty()), Ordering::Relaxed);
+            crowd.getting.fetch_add(usize::from(first && !seen.at.is_empty()), Ordering::Relaxed);
+            if crowd.over.load(Ordering::Relaxed) {
+                seen.left = true;
+                return Ok(seen);
+            }
         }
         bail!("the stream ended without [DONE]")
     }
@@ -294,29 +315,39 @@ impl Seen {
         if self.generated > 0 { self.generated } else { self.at.len() as u64 }
     }
 
+    fn gaps(&self) -> impl Iterator<Item = Duration> {
+        self.at.windows(2).map(|w| w[1] - w[0])
+    }
+
     fn worst_gap(&self) -> Duration {
-        self.at.windows(2).map(|w| w[1] - w[0]).max().unwrap_or_default()
+        self.gaps().max().unwrap_or_default()
     }
 }
 
 impl Long {
     fn new(long: &Seen, ended: Instant, others: &[Seen]) -> Long {
         let began = long.began.unwrap_or(ended);
-        let (mut worst, mut pieces) = (Duration::ZERO, 0);
+        let (mut worst, mut pieces, mut gaps) = (Duration::ZERO, 0, Vec::new());
         for other in others {
             let Some(start) = other.began else { continue };
             for w in other.at.windows(2).map(|w| [start + w[0], start + w[1]]) {
                 // A gap counts as far as it lies in that time.
                 let (from, to) = (w[0].max(began), w[1].min(ended));
-                worst = worst.max(to.saturating_duration_since(from));
-                pieces += usize::from(w[1] >= began && w[1] <= ended);
+                let gap = to.saturating_duration_since(from);
+                worst = worst.max(gap);
+                if w[1] >= began && w[1] <= ended {
+                    pieces += 1;
+                    gaps.push(gap.as_secs_f64() * 1e3);
+                }
             }
         }
         Long {
             prompt_tokens: long.prompt,
             ttft_s: long.first.unwrap_or_default().as_secs_f64(),
+            gap_ms: Spread::of(gaps),
             worst_gap_ms: worst.as_secs_f64() * 1e3,
             pieces,
+            outlasted_by: others.iter().filter(|o| o.left).count(),
         }
     }
 }
@@ -331,6 +362,7 @@ fn report(
     let seconds =
         |f: &dyn Fn(&Seen) -> Option<f64>| Spread::of(seen.iter().filter_map(f).collect());
     let generated: u64 = seen.iter().map(Seen::tokens).sum();
+    let gaps = seen.iter().flat_map(Seen::gaps).map(|g| g.as_secs_f64() * 1e3);
     Report {
         server,
         model,
@@ -347,6 +379,7 @@ fn report(
             Some((s.last - s.first?).as_secs_f64() * 1e3 / after as f64)
         }),
         whole_s: seconds(&|s| s.first.map(|_| s.last.as_secs_f64())),
+        gap_ms: Spread::of(gaps.collect()),
         worst_gap_ms: seen.iter().map(|s| s.worst_gap().as_secs_f64() * 1e3).fold(0.0, f64::max),
         long: None,
     }
@@ -374,11 +407,18 @@ fn table(r: &Report) -> String {
     text += &row("TTFT s", r.ttft_s, 3);
     text += &row("TPOT ms", r.tpot_ms, 2);
     text += &row("whole s", r.whole_s, 3);
+    text += &row("gap ms", r.gap_ms, 2);
     text += &format!("worst gap  {:>9.1} ms\n", r.worst_gap_ms);
     if let Some(long) = &r.long {
         text += &format!(
-            "{} tokens beside them: first text after {:.2} s, worst gap of the others {:.1} ms in {} pieces\n",
-            long.prompt_tokens, long.ttft_s, long.worst_gap_ms, long.pieces
+            "{} tokens beside them: first text after {:.2} s, gaps of the others {:.1} ms at most, {:.1} p99, in {} pieces; \
+             {} of them there to its end\n",
+            long.prompt_tokens,
+            long.ttft_s,
+            long.worst_gap_ms,
+            long.gap_ms.p99,
+            long.pieces,
+            long.outlasted_by
         );
     }
     for (error, n) in &r.errors {
@@ -436,6 +476,7 @@ mod tests {
         );
         assert_eq!((r.requests, r.answered, r.tokens_per_s), (3, 1, 8.0));
         assert_eq!(r.tpot_ms.p50, 50.0);
+        assert_eq!((r.gap_ms.p50, r.gap_ms.p99), (30.0, 120.0));
         assert!(table(&r).contains("status 429"));
         assert!(Seen::default().take(&json!({ "error": {} }), ms(1)).is_err());
     }
@@ -457,5 +498,6 @@ mod tests {
         };
         let long = Long::new(&long, start + ms(500), &[other]);
         assert_eq!((long.worst_gap_ms, long.pieces, long.ttft_s), (160.0, 2, 0.3));
+        assert_eq!((long.gap_ms.p50, long.gap_ms.p99), (10.0, 130.0));
     }
 }

@@ -14,3 +14,5 @@ mod metal;
 mod modes;
 mod program;
 mod pull;
+#[cfg(unix)]
+mod serve;
