@@ -25,6 +25,13 @@ impl Builder<'_> {
             None => tape::fit::fit(self.plan, &self.folded.norms, &wire.stages),
             Some(what) => Err(what.clone()),
         };
+        let fitted = fitted.and_then(|(fit, layers)| {
+            let unseen = fit.unseen(self.plan, &wire.stages, parts.limits.kv_type);
+            match unseen.filter(|_| drive == Drive::Either) {
+                Some(what) => Err(format!("{what} was not seen to run on a GPU yet")),
+                None => Ok((fit, layers)),
+            }
+        });
         let made = match fitted {
             Ok((fit, layers)) => {
                 let logits = self.plan.ops.iter().find_map(|op| match op {

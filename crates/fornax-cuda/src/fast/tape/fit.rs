@@ -5,7 +5,9 @@
 use std::collections::HashMap;
 
 use fornax_gguf::TensorType;
-use fornax_plan::{Activation, KvRef, Linear, Op, Plan, RopeId, RopePairs, ValueId, WeightId};
+use fornax_plan::{
+    Activation, KvRef, KvType, Linear, Op, Plan, RopeId, RopePairs, ValueId, WeightId,
+};
 
 use super::share::Geometry;
 use crate::fast::planes;
@@ -33,6 +35,29 @@ pub(crate) struct Fit {
     pub(crate) capped: bool,
     /// Where the head's stage reads its norm.
     pub(crate) final_norm: WeightId,
+}
+
+impl Fit {
+    /// What no GPU has been seen to compute right from tapes: such a plan takes them only where they are asked for.
+    pub(crate) fn unseen(&self, plan: &Plan, stages: &[Stage], kv: KvType) -> Option<&'static str> {
+        let seen = |ty: &TensorType| matches!(ty, TensorType::Q8_0 | TensorType::Q4_K);
+        let g = &self.geometry;
+        let first = plan.weights[self.table.ix()].ty;
+        let attends = |has: fn(&Stage) -> bool| stages.iter().any(|s| s.kind == ATTEND && has(s));
+        let list = [
+            (kv != KvType::F16, "a cache of this format"),
+            (!seen(&first) || g.types.iter().any(|ty| *ty != first), "these formats"),
+            (self.biases, "biases"),
+            (self.capped || self.head_softcap != 0.0, "a cap"),
+            (attends(|s| s.bias != 0), "attention sinks"),
+            (attends(|s| s.window != 0), "a window"),
+            (self.act != 0, "this activation"),
+            (!(2..=4).contains(&g.share()), "so many query heads of a key head"),
+            (2 * self.pairs != g.dim, "positions of a part of a head"),
+            (plan.ropes.len() > 1 || plan.kv.len() > 1, "layers of several kinds"),
+        ];
+        list.into_iter().find_map(|(has, what)| has.then_some(what))
+    }
 }
 
 /// A layer: its stages by their place in the list, and what is not in them.
