@@ -3,12 +3,7 @@
 #pragma once
 #include "tensor.cuh"
 
-static const u32 KV_BLOCK = 64;
-
-// A token's place in a pool, counted in tokens.
-__device__ inline u64 place_of(const u32* table, u32 pos) {
-    return (u64)__ldg(table + pos / KV_BLOCK) * KV_BLOCK + pos % KV_BLOCK;
-}
+#include "keys.cuh"
 
 // Keys and values may be written by the kernel in front while this one lives already, so their loads stay where they are
 // (a load of constant memory was moved in front of the wait), and go past the first-level cache.
@@ -33,11 +28,9 @@ struct KvF16 {
 struct KvQ8_0 {
     static const bool PLAIN = false;
     __device__ static void put(u8* pool, u64 all, u64 i, float v) {
-        float top = fabsf(v);
-        for (u32 d = 1; d < 32; d *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, d));
-        float d = top / 127.0f;
-        pool[i] = (u8)(d > 0.0f ? (int)roundf(v / d) : 0);
-        if (i % 32 == 0) ((u16*)(pool + all))[i / 32] = float_to_half(d);
+        Cell c = cell_of(v);
+        pool[i] = (u8)c.q;
+        if (i % 32 == 0) ((u16*)(pool + all))[i / 32] = float_to_half(c.d);
     }
     // 1024 + 128 + q as halves without a conversion, then q · d.
     __device__ static u32 two(u32 bytes, u32 pick, u32 scale) {

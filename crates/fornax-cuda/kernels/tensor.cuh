@@ -94,8 +94,3 @@ __device__ inline float within_half(float v) {
     float top = 65504.0f, size = fabsf(v);
     return size > top && size < __int_as_float(0x7f800000) ? copysignf(top, v) : v;
 }
-__device__ inline float power2(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}

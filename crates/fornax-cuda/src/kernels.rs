@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use fornax_gguf::TensorType;
-use fornax_plan::Result;
+use fornax_plan::{KvType, Result};
 
 use crate::compiler::Compiler;
 use crate::driver::{Gpu, Module};
@@ -24,6 +24,9 @@ pub(crate) static HEADERS: &[(&str, &str)] = &[
     ("../chosen.cuh", include_str!("../kernels/chosen.cuh")),
     ("../planes.cuh", include_str!("../kernels/planes.cuh")),
     ("planes.cuh", include_str!("../kernels/planes.cuh")),
+    ("../keys.cuh", include_str!("../kernels/keys.cuh")),
+    ("keys.cuh", include_str!("../kernels/keys.cuh")),
+    ("../rounding.cuh", include_str!("../kernels/rounding.cuh")),
     ("../tensor.cuh", include_str!("../kernels/tensor.cuh")),
     ("tensor.cuh", include_str!("../kernels/tensor.cuh")),
     ("../tiles.cuh", include_str!("../kernels/tiles.cuh")),
@@ -52,6 +55,21 @@ impl Define {
 
     pub(crate) fn text(name: &'static str, value: &'static str) -> Define {
         Define { name, value: value.into() }
+    }
+
+    /// The format of keys and values, as all kernels of attention call it.
+    pub(crate) fn cache(ty: KvType) -> Define {
+        let value = match ty {
+            KvType::F32 => "KvF32",
+            KvType::F16 => "KvF16",
+            KvType::Q8_0 => "KvQ8_0",
+        };
+        Define::text("Kv", value)
+    }
+
+    /// A format that has planes, as planes.cuh calls it.
+    pub(crate) fn planes(name: &'static str, ty: TensorType) -> Define {
+        Define { name, value: format!("P_{}", ty.name()).into() }
     }
 }
 
@@ -144,7 +162,7 @@ impl Variant {
 /// The constants of whole steps.
 pub(crate) fn decode_defines(
     (dim, share): (u32, u32),
-    kv: &'static str,
+    kv: KvType,
     (rows, depth): (u32, u32),
     types: &[TensorType],
 ) -> [Define; 7] {
@@ -152,7 +170,7 @@ pub(crate) fn decode_defines(
         Define::number("THREADS_AT_ONCE", THREADS),
         Define::number("DIM", dim),
         Define::number("HEADS_PER_KV", share),
-        Define::text("Kv", kv),
+        Define::cache(kv),
         Define::number("ROWS_AT_ONCE", rows),
         Define::number("DEPTH", depth),
         Define::number("SLOT_BYTES", slot(types)),
@@ -184,18 +202,18 @@ pub fn variants() -> Vec<Variant> {
     ];
     let sets = [vec![Q8_0], vec![Q4_K, Q6_K], vec![Q4_K], vec![Q4_0]];
     for (types, shape, kv, rows) in [
-        (0, (128, 2), "KvF16", (1, 16)),
-        (0, (128, 2), "KvQ8", (1, 16)),
-        (0, (128, 4), "KvF16", (1, 16)),
-        (0, (64, 4), "KvF16", (1, 16)),
-        (0, (64, 3), "KvF16", (1, 16)),
-        (0, (64, 7), "KvF16", (1, 16)),
-        (0, (256, 4), "KvF16", (1, 16)),
-        (0, (128, 2), "KvF32", (4, 16)),
-        (1, (128, 4), "KvF16", (1, 16)),
-        (2, (128, 4), "KvF16", (1, 16)),
-        (2, (64, 4), "KvF16", (1, 16)),
-        (3, (128, 2), "KvF16", (1, 16)),
+        (0, (128, 2), KvType::F16, (1, 16)),
+        (0, (128, 2), KvType::Q8_0, (1, 16)),
+        (0, (128, 4), KvType::F16, (1, 16)),
+        (0, (64, 4), KvType::F16, (1, 16)),
+        (0, (64, 3), KvType::F16, (1, 16)),
+        (0, (64, 7), KvType::F16, (1, 16)),
+        (0, (256, 4), KvType::F16, (1, 16)),
+        (0, (128, 2), KvType::F32, (4, 16)),
+        (1, (128, 4), KvType::F16, (1, 16)),
+        (2, (128, 4), KvType::F16, (1, 16)),
+        (2, (64, 4), KvType::F16, (1, 16)),
+        (3, (128, 2), KvType::F16, (1, 16)),
     ] {
         let defines = decode_defines(shape, kv, rows, &sets[types]).to_vec();
         list.push(Variant { name: "decode", types: sets[types].clone(), defines });

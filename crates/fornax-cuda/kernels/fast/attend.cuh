@@ -8,6 +8,8 @@
 #pragma once
 #include "stage.cuh"
 
+#include "../keys.cuh"
+
 #ifndef DIM
 #define DIM 128
 #define HEADS_PER_KV 2
@@ -15,96 +17,37 @@
 #endif
 // CAPPED is defined where scores are capped.
 
-static const u32 KV_BLOCK = 64;
 static const u32 LANES = DIM / 8, PER_WARP = 32 / LANES;
 // Query heads of one warp; warps of a set take the same heads.
 static const u32 OWN = HEADS_PER_KV <= 4 ? HEADS_PER_KV : (HEADS_PER_KV + 1) / 2;
 static const u32 SETS = HEADS_PER_KV <= 4 ? 1 : 2;
 static const u32 SET_WARPS = WARPS / SETS, GROUPS = SET_WARPS * PER_WARP;
 static const u32 AT_ONCE = 4;
-static const float LOG2E = 1.44269504f;
 
-// Eight neighbouring elements as the cache stores them.
-struct KvF16 {
-    struct Eight {
-        Vec4 v;
-    };
+struct KvF16 : EightsF16 {
     __device__ static Eight load(const u8* pool, u64 tokens, u32 width, u64 token, u32 e) {
         Eight x;
         const u8* p = pool + (token * width + e) * 2;
         asm volatile("ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(x.v.x), "=r"(x.v.y), "=r"(x.v.z), "=r"(x.v.w) : "l"(p) : "memory");
         return x;
     }
-    __device__ static void unpack(const Eight& x, float (&f)[8]) {
-        u32 w[4] = {x.v.x, x.v.y, x.v.z, x.v.w};
-#pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-            f[2 * i] = half_to_float(w[i] & 0xffff);
-            f[2 * i + 1] = half_to_float(w[i] >> 16);
-        }
-    }
-    // Stores element e and returns it as it will be read. Called by whole warps for 32 neighbours.
-    __device__ static float store(u8* pool, u64 tokens, u32 width, u64 token, u32 e, float v) {
-        u16 h = float_to_half(v);
-        ((u16*)pool)[token * width + e] = h;
-        return half_to_float(h);
-    }
 };
-
-struct KvF32 {
-    struct Eight {
-        float4 a, b;
-    };
+struct KvF32 : EightsF32 {
     __device__ static Eight load(const u8* pool, u64 tokens, u32 width, u64 token, u32 e) {
         const float* p = (const float*)pool + token * width + e;
         Eight x = {fresh4(p), fresh4(p + 4)};
         return x;
     }
-    __device__ static void unpack(const Eight& x, float (&f)[8]) {
-        f[0] = x.a.x, f[1] = x.a.y, f[2] = x.a.z, f[3] = x.a.w;
-        f[4] = x.b.x, f[5] = x.b.y, f[6] = x.b.z, f[7] = x.b.w;
-    }
-    __device__ static float store(u8* pool, u64 tokens, u32 width, u64 token, u32 e, float v) {
-        ((float*)pool)[token * width + e] = v;
-        return v;
-    }
 };
-
-// All 8-bit numbers of the pool, then all scales.
-struct KvQ8 {
-    struct Eight {
-        u32 a, b;
-        u32 d;
-    };
-    __device__ static u64 scale_at(u64 tokens, u32 width, u64 token, u32 e) {
-        return tokens * width + (token * width + e) / 32 * 2;
-    }
+struct KvQ8_0 : EightsQ8 {
     __device__ static Eight load(const u8* pool, u64 tokens, u32 width, u64 token, u32 e) {
         Eight x;
         u16 d;
-        const u8 *p = pool + token * width + e, *s = pool + scale_at(tokens, width, token, e);
+        const u8 *p = pool + token * width + e, *s = pool + scale_at(tokens * width, token * width, e);
         asm volatile("ld.global.cg.v2.u32 {%0,%1}, [%2];" : "=r"(x.a), "=r"(x.b) : "l"(p) : "memory");
         asm volatile("ld.global.cg.u16 %0, [%1];" : "=h"(d) : "l"(s) : "memory");
         x.d = d;
         return x;
-    }
-    __device__ static void unpack(const Eight& x, float (&f)[8]) {
-        float d = half_to_float((u16)x.d);
-#pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-            f[i] = d * (float)(signed char)(x.a >> 8 * i & 255);
-            f[4 + i] = d * (float)(signed char)(x.b >> 8 * i & 255);
-        }
-    }
-    __device__ static float store(u8* pool, u64 tokens, u32 width, u64 token, u32 e, float v) {
-        float top = fabsf(v);
-        for (u32 d = 1; d < 32; d *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, d));
-        float d = top / 127.0f;
-        int q = d > 0.0f ? (int)roundf(v / d) : 0;
-        u16 h = float_to_half(d);
-        pool[token * width + e] = (u8)q;
-        if (e % 32 == 0) *(u16*)(pool + scale_at(tokens, width, token, e)) = h;
-        return half_to_float(h) * (float)q;
     }
 };
 
@@ -113,14 +56,6 @@ struct KvQ8 {
 __device__ inline u32 parts_of(u32 past, u32 most) {
     u32 n = past <= 512 ? min((past + 31) / 32, PARTS_DIRECT) : min((past + 63) / 64, PARTS);
     return max(min(n, most), 1u);
-}
-__device__ inline float power2(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-__device__ inline u32 first_key(const Stage& s, u32 pos) {
-    return s.window && pos + 1 > s.window ? pos + 1 - s.window : 0;
 }
 
 struct Attend {
@@ -133,10 +68,6 @@ struct Attend {
     float *means, *scales;
     u32* done;
 };
-
-__device__ inline u64 token_place(const u32* table, u32 pos) {
-    return (u64)__ldg(table + pos / KV_BLOCK) * KV_BLOCK + pos % KV_BLOCK;
-}
 
 // Loads a head, norms it, and turns `pairs` of its pairs, into shared memory. One warp.
 __device__ inline void turn_head(const Stage& s, const float* x, const float* norm, const float2* turns, float scale,
@@ -181,14 +112,14 @@ __device__ __noinline__ void attend(const Stage& s, const Attend& c, u32 row, u3
     Row r = c.rows[row];
     const u32* table = c.tables + s.group * c.group_words + r.seq * c.stride;
     const u8 *keys = (const u8*)s.w0, *values = (const u8*)s.w1;
-    u32 width = s.kv_heads * DIM, from = first_key(s, r.pos), start = from & ~3u, past = r.pos - start;
+    u32 width = s.kv_heads * DIM, from = first_key(s.window, r.pos), start = from & ~3u, past = r.pos - start;
     u32 share = ((past + parts - 1) / parts + 3) & ~3u, k0 = start + part * share, k1 = min(k0 + share, r.pos);
     bool last = part == parts - 1;
     typename Kv::Eight k[AT_ONCE], v[AT_ONCE];
     // Four neighbours are of one block of the cache.
     auto fetch = [&](u32 key) {
         if (key >= k1) return;
-        u64 at = token_place(table, key);
+        u64 at = place_of(table, key);
 #pragma unroll
         for (u32 i = 0; i < AT_ONCE; i++) {
             // A key behind the last is read as the last, and counts for nothing.
@@ -219,7 +150,7 @@ __device__ __noinline__ void attend(const Stage& s, const Attend& c, u32 row, u3
         for (u32 i = t; i < 2 * DIM; i += THREADS) {
             u32 which = i / DIM, el = i % DIM;
             float* at = query + (HEADS_PER_KV + which) * DIM + el;
-            *at = Kv::store((u8*)(which ? values : keys), c.tokens, width, token_place(table, r.pos), kv_head * DIM + el, *at);
+            *at = Kv::store((u8*)(which ? values : keys), c.tokens * width, place_of(table, r.pos) * width, kv_head * DIM + el, *at);
         }
         __syncthreads();
     }
@@ -263,71 +194,17 @@ __device__ __noinline__ void attend(const Stage& s, const Attend& c, u32 row, u3
         // Whole warps pass over what is behind the last key.
         if (base + group / PER_WARP * PER_WARP * AT_ONCE >= k1) break;
         float score[AT_ONCE][OWN];
-#pragma unroll
-        for (u32 i = 0; i < AT_ONCE; i++) {
-            float f[8];
-            Kv::unpack(k[i], f);
-#pragma unroll
-            for (u32 h = 0; h < OWN; h++) {
-                float x = 0.0f;
-#pragma unroll
-                for (u32 j = 0; j < 8; j++) x = fmaf(q[h][j], f[j], x);
-                score[i][h] = x;
-            }
-        }
-#pragma unroll
-        for (u32 d = 1; d < LANES; d *= 2)
-#pragma unroll
-            for (u32 i = 0; i < AT_ONCE; i++)
-#pragma unroll
-                for (u32 h = 0; h < OWN; h++) score[i][h] += __shfl_xor_sync(0xffffffffu, score[i][h], d);
-#pragma unroll
-        for (u32 h = 0; h < OWN; h++) {
-            float high = top[h];
-#pragma unroll
-            for (u32 i = 0; i < AT_ONCE; i++) {
-                score[i][h] = key + i < k1 && key + i >= from ? capped(score[i][h]) : -1e30f;
-                high = fmaxf(high, score[i][h]);
-            }
-            float keep = power2(top[h] - high);
-            top[h] = high;
-            sum[h] *= keep;
-#pragma unroll
-            for (u32 j = 0; j < 8; j++) mix[h][j] *= keep;
-#pragma unroll
-            for (u32 i = 0; i < AT_ONCE; i++) {
-                score[i][h] = score[i][h] > -1e29f ? power2(score[i][h] - high) : 0.0f;
-                sum[h] += score[i][h];
-            }
-        }
+        scores_of<Kv, LANES>(k, q, score);
+        weigh(score, mix, top, sum, [&](u32 i, float x) { return key + i < k1 && key + i >= from ? capped(x) : -1e30f; });
         if (key >= k1) continue;
-#pragma unroll
-        for (u32 i = 0; i < AT_ONCE; i++) {
-            float f[8];
-            Kv::unpack(v[i], f);
-#pragma unroll
-            for (u32 h = 0; h < OWN; h++)
-#pragma unroll
-                for (u32 j = 0; j < 8; j++) mix[h][j] = fmaf(score[i][h], f[j], mix[h][j]);
-        }
+        add_values<Kv>(v, score, mix);
     }
     // The groups of a warp, then the warps of a set that had keys.
     u32 busy = min(max((k1 > k0 ? k1 - k0 : 0) + PER_WARP * AT_ONCE - 1, PER_WARP * AT_ONCE) / (PER_WARP * AT_ONCE), SET_WARPS);
     if (warp % SET_WARPS < busy) {
 #pragma unroll
         for (u32 h = 0; h < OWN; h++) {
-#pragma unroll
-            for (u32 d = LANES; d < 32; d *= 2) {
-                float high = fmaxf(top[h], __shfl_xor_sync(0xffffffffu, top[h], d)), keep = power2(top[h] - high);
-                top[h] = high;
-                sum[h] *= keep;
-                sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], d);
-#pragma unroll
-                for (u32 j = 0; j < 8; j++) {
-                    mix[h][j] *= keep;
-                    mix[h][j] += __shfl_xor_sync(0xffffffffu, mix[h][j], d);
-                }
-            }
+            join_groups<LANES>(top[h], sum[h], mix[h]);
             if (sub == 0) {
                 float4* to = (float4*)(mixes + (warp * OWN + h) * DIM + e);
                 to[0] = {mix[h][0], mix[h][1], mix[h][2], mix[h][3]};

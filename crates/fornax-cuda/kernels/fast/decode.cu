@@ -151,7 +151,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             u32 before = target;
             if (s.kind == KIND_ATTEND) {
                 u32 most = max(blocks / (s.kv_heads * a.rows), 1u);
-                u32 parts = parts_of(furthest - first_key(s, furthest), most), jobs = a.rows * s.kv_heads * parts;
+                u32 parts = parts_of(furthest - first_key(s.window, furthest), most), jobs = a.rows * s.kv_heads * parts;
                 bool waited = false;
                 for (u32 job = block; job < jobs; job += blocks) {
                     u32 row = job / (s.kv_heads * parts), rest = job % (s.kv_heads * parts);
@@ -181,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             Source in = {s.pro, s.dim, s.heads, 1, (const float*)s.x, (const float*)s.x1};
             if (s.pro == PRO_MERGE) {
                 u32 most = max(blocks / (s.kv_heads * a.rows), 1u);
-                u32 parts = parts_of(furthest - first_key(s, furthest), most);
+                u32 parts = parts_of(furthest - first_key(s.window, furthest), most);
                 in.parts = parts <= PARTS_DIRECT ? parts : 1;
             }
             [[maybe_unused]] u32 kind = s.epi == EPI_HEAD ? 4 : s.epi == EPI_GATED ? 2 : s.pro == PRO_NORM ? 0 : s.pro == PRO_MERGE ? 1 : 3;

@@ -7,6 +7,7 @@
 // the result. A thread adds the sums of a row, always in the same order, and finishes the output.
 #pragma once
 #include "../planes.cuh"
+#include "../rounding.cuh"
 
 #ifndef DEPTH
 #define DEPTH 6
@@ -361,26 +362,14 @@ __device__ inline void round_input(const Stage& s, const Source& in, u32 rows, c
                     y.z *= w[u].z;
                     y.w *= w[u].w;
                 }
-                // Of the bits: NaN and infinity are above all numbers, and must not be rounded away.
-                u32 bits = max(max(__float_as_uint(y.x) & 0x7fffffffu, __float_as_uint(y.y) & 0x7fffffffu),
-                               max(__float_as_uint(y.z) & 0x7fffffffu, __float_as_uint(y.w) & 0x7fffffffu));
-#pragma unroll
-                for (u32 d = 1; d < 8; d *= 2) bits = max(bits, __shfl_xor_sync(0xffffffffu, bits, d));
-                float top = __uint_as_float(bits), inverse = __fdividef(127.0f, top);
-                // The reciprocal of the smallest magnitudes overflows; such a block counts as zero.
-                bool none = top < 3.8e-37f, broken = bits >= 0x7f800000u;
-                if (none || broken) inverse = 0.0f;
-                int q0 = __float2int_rn(y.x * inverse), q1 = __float2int_rn(y.y * inverse);
-                int q2 = __float2int_rn(y.z * inverse), q3 = __float2int_rn(y.w * inverse);
-                u32 packed = __byte_perm(__byte_perm(q0, q1, 0x0040), __byte_perm(q2, q3, 0x0040), 0x5410);
+                Rounded q = round_quad(y);
                 u32 b = i / 8, half = i / 4 & 1, at = R * nb * 32 + (r * nb + b) * 4;
                 if (i < quads) {
-                    *(u32*)(x + r * nb * 32 + half * nb * 16 + b * 16 + (i & 3) * 4) = packed;
-                    float scale = none ? 0.0f : top * (1.0f / 127.0f);
-                    if ((t & 7) == 0) *(float*)(x + at) = broken ? __int_as_float(0x7fc00000) : scale;
+                    *(u32*)(x + r * nb * 32 + half * nb * 16 + b * 16 + (i & 3) * 4) = q.word;
+                    if ((t & 7) == 0) *(float*)(x + at) = q.scale();
                 }
                 if (ANY_SUMS) {
-                    int sum = __dp4a((int)packed, 0x01010101, 0);
+                    int sum = __dp4a((int)q.word, 0x01010101, 0);
                     sum += __shfl_xor_sync(0xffffffffu, sum, 1);
                     sum += __shfl_xor_sync(0xffffffffu, sum, 2);
                     int other = __shfl_xor_sync(0xffffffffu, sum, 4);

@@ -16,7 +16,7 @@
 
 static const u32 THREADS = 128, WARPS = THREADS / 32, SLOTS = 8;
 static const u32 CHUNKS = (DIM + 31) / 32, GROUPS = (DIM + 63) / 64;
-static const float LOG2E = 1.44269504f, NOTHING = -1e30f;
+static const float NOTHING = -1e30f;
 // Keys of a part at least, and parts at most.
 static const u32 PART_KEYS = 512, PARTS = 16;
 
@@ -72,7 +72,6 @@ __device__ inline u32 turned(u32 v) {
 }
 __device__ inline u32 word(const Vec4& v, u32 i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 
-__device__ inline u32 first_key(u32 window, u32 pos) { return window && pos + 1 > window ? pos + 1 - window : 0; }
 
 // Rounds 32 neighbouring values to one block. A warp.
 __device__ inline void round_block(float v, u32 block, u32 row, u32 blocks, u32 stride, u32 lane, u8* q, float* scales, float* sums) {

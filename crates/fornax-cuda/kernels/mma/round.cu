@@ -4,6 +4,7 @@
 //
 // A block takes one row. round_rows writes numbers [row][width], scales and scaled sums [block][stride]; halve_rows
 // writes tiles of 128 rows × 64 columns, swizzled as the tensor cores read them (tiles.cuh).
+#include "../rounding.cuh"
 #include "../tensor.cuh"
 #include "../tiles.cuh"
 
@@ -44,25 +45,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) round_rows(RoundArgs a, co
             square += y.x * y.x + y.y * y.y + y.z * y.z + y.w * y.w;
             y = {y.x * w.x, y.y * w.y, y.z * w.z, y.w * w.w};
         }
-        // Of the bits: NaN and infinity are above all numbers, and must not be rounded away.
-        u32 bits = max(max(__float_as_uint(y.x) & 0x7fffffffu, __float_as_uint(y.y) & 0x7fffffffu),
-                       max(__float_as_uint(y.z) & 0x7fffffffu, __float_as_uint(y.w) & 0x7fffffffu));
-#pragma unroll
-        for (u32 d = 1; d < 8; d *= 2) bits = max(bits, __shfl_xor_sync(0xffffffffu, bits, d));
-        float top = __uint_as_float(bits), inverse = __fdividef(127.0f, top);
-        // The reciprocal of the smallest magnitudes overflows; such a block counts as zero.
-        bool none = top < 3.8e-37f, broken = bits >= 0x7f800000u;
-        if (none || broken) inverse = 0.0f;
-        int q0 = __float2int_rn(y.x * inverse), q1 = __float2int_rn(y.y * inverse);
-        int q2 = __float2int_rn(y.z * inverse), q3 = __float2int_rn(y.w * inverse);
-        u32 packed = __byte_perm(__byte_perm(q0, q1, 0x0040), __byte_perm(q2, q3, 0x0040), 0x5410);
-        int sum = __dp4a((int)packed, 0x01010101, 0);
+        Rounded r = round_quad(y);
+        int sum = __dp4a((int)r.word, 0x01010101, 0);
 #pragma unroll
         for (u32 d = 1; d < 8; d *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
-        if (i < quads) to[i] = packed;
+        if (i < quads) to[i] = r.word;
         if (i < quads && t % 8 == 0) {
-            float scale = none ? 0.0f : top * (1.0f / 127.0f);
-            if (broken) scale = __int_as_float(0x7fc00000);
+            float scale = r.scale();
             kept[i / 8] = {scale, scale * (float)sum};
         }
     }

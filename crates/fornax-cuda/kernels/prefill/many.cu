@@ -16,7 +16,7 @@
 
 static const u32 THREADS = 128, SLOTS = 64, SPAN = SLOTS / SHARE, FEW = 8 / SHARE;
 static const u32 PITCH = DIM * 2 + 16, PLANE = KV_BLOCK * PITCH, STEPS = DIM / 16;
-static const float LOG2E = 1.44269504f, NOTHING = -1e30f;
+static const float NOTHING = -1e30f;
 
 struct ManyArgs {
     u32 rows, heads, kv_heads, stride, window, tokens, to, to_stride;
@@ -24,7 +24,6 @@ struct ManyArgs {
     u32 parts;
 };
 
-__device__ inline u32 first_key(u32 window, u32 pos) { return window && pos + 1 > window ? pos + 1 - window : 0; }
 
 // One block of the cache to shared memory, for one KV head. What is behind its first `keys` keys is zero: it may be
 // anything, and nothing times NaN is NaN.

@@ -6,6 +6,7 @@
 #pragma once
 #include "room.cuh"
 
+#include "../rounding.cuh"
 #include "links.cuh"
 
 extern __shared__ __align__(128) u8 room[];
@@ -257,35 +258,15 @@ __device__ __forceinline__ void product(Feed& feed, u32 rows, u32 most, float ep
     }
 }
 
-// What four neighbouring values of every lane, eight lanes a block, become as a block of 8-bit numbers.
-struct Rounded {
-    u32 word;
-    float scale;
-};
-__device__ inline Rounded round_quad(float4 y) {
-    // Of the bits: NaN and infinity are above all numbers, and must not be rounded away.
-    u32 bits = max(max(__float_as_uint(y.x) & 0x7fffffffu, __float_as_uint(y.y) & 0x7fffffffu),
-                   max(__float_as_uint(y.z) & 0x7fffffffu, __float_as_uint(y.w) & 0x7fffffffu));
-#pragma unroll
-    for (u32 d = 1; d < 8; d *= 2) bits = max(bits, __shfl_xor_sync(0xffffffffu, bits, d));
-    float top = __uint_as_float(bits), inverse = __fdividef(127.0f, top);
-    // The reciprocal of the smallest magnitudes overflows; such a block counts as zero.
-    bool none = top < 3.8e-37f, broken = bits >= 0x7f800000u;
-    if (none || broken) inverse = 0.0f;
-    int q0 = __float2int_rn(y.x * inverse), q1 = __float2int_rn(y.y * inverse);
-    int q2 = __float2int_rn(y.z * inverse), q3 = __float2int_rn(y.w * inverse);
-    float scale = none ? 0.0f : top * (1.0f / 127.0f);
-    return {__byte_perm(__byte_perm(q0, q1, 0x0040), __byte_perm(q2, q3, 0x0040), 0x5410),
-            broken ? __int_as_float(0x7fc00000) : scale};
-}
 // Lane j < 3 of the eight of a block gets words 3 j and on, the last of them the scale.
 __device__ inline Three three_of(const Rounded& r, u32 lane) {
+    float scale = r.scale();
     u32 from = (lane & 24) + (lane & 7) * 3;
     Three t;
     t.a = __shfl_sync(0xffffffffu, r.word, from);
     t.b = __shfl_sync(0xffffffffu, r.word, from + 1);
     t.c = __shfl_sync(0xffffffffu, r.word, from + 2);
-    if ((lane & 7) == 2) t.c = __float_as_uint(r.scale);
+    if ((lane & 7) == 2) t.c = __float_as_uint(scale);
     return t;
 }
 

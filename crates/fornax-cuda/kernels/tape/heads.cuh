@@ -7,8 +7,8 @@
 #pragma once
 #include "dense.cuh"
 
-static const float LOG2E = 1.44269504f;
-static const u32 KV_BLOCK = 64;
+#include "../keys.cuh"
+
 static const u32 LANES = DIM / 8, PER_WARP = 32 / LANES;
 static const u32 SETS = GROUP <= 4 ? 1 : 2, SET_WARPS = NW / SETS, GROUPS = SET_WARPS * PER_WARP;
 // Of rows of one unit, pieces whose sums are added up together.
@@ -31,12 +31,8 @@ struct TapeLayer {
 };
 static_assert(sizeof(TapeLayer) == 128, "as src/fast/tape has it");
 
-// Eight neighbouring elements as the cache stores them.
-struct KvF16 {
-    struct Eight {
-        Vec4 v;
-    };
-    // Where it is `there`; else x is what it was, and counts for nothing.
+// Loads where there is something; else x is what it was, and counts for nothing.
+struct KvF16 : EightsF16 {
     __device__ static void load(Eight& x, const u8* pool, u64 tokens, u64 token, u32 e, bool there) {
         const u8* p = pool + (token * (KV_HEADS * DIM) + e) * 2;
         asm volatile("{.reg .pred p; setp.ne.u32 p, %5, 0; @p ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];}"
@@ -44,53 +40,22 @@ struct KvF16 {
                      : "l"(p), "r"((u32)there)
                      : "memory");
     }
-    __device__ static void unpack(const Eight& x, float (&f)[8]) {
-        u32 w[4] = {x.v.x, x.v.y, x.v.z, x.v.w};
-#pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-            f[2 * i] = half_to_float(w[i] & 0xffff);
-            f[2 * i + 1] = half_to_float(w[i] >> 16);
-        }
-    }
-    // Stores element e and returns it as it will be read. Called by whole warps for 32 neighbours.
-    __device__ static float store(u8* pool, u64 tokens, u64 token, u32 e, float v) {
-        u16 h = float_to_half(v);
-        ((u16*)pool)[token * (KV_HEADS * DIM) + e] = h;
-        return half_to_float(h);
-    }
 };
-struct KvF32 {
-    struct Eight {
-        float f[8];
-    };
+struct KvF32 : EightsF32 {
     __device__ static void load(Eight& x, const u8* pool, u64 tokens, u64 token, u32 e, bool there) {
         const float* p = (const float*)pool + token * (KV_HEADS * DIM) + e;
         asm volatile(
             "{.reg .pred p; setp.ne.u32 p, %9, 0; @p ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%8];"
             " @p ld.global.cg.v4.f32 {%4,%5,%6,%7}, [%8+16];}"
-            : "+f"(x.f[0]), "+f"(x.f[1]), "+f"(x.f[2]), "+f"(x.f[3]), "+f"(x.f[4]), "+f"(x.f[5]), "+f"(x.f[6]), "+f"(x.f[7])
+            : "+f"(x.a.x), "+f"(x.a.y), "+f"(x.a.z), "+f"(x.a.w), "+f"(x.b.x), "+f"(x.b.y), "+f"(x.b.z), "+f"(x.b.w)
             : "l"(p), "r"((u32)there)
             : "memory");
     }
-    __device__ static void unpack(const Eight& x, float (&f)[8]) {
-#pragma unroll
-        for (u32 i = 0; i < 8; i++) f[i] = x.f[i];
-    }
-    __device__ static float store(u8* pool, u64 tokens, u64 token, u32 e, float v) {
-        ((float*)pool)[token * (KV_HEADS * DIM) + e] = v;
-        return v;
-    }
 };
-// All 8-bit numbers of the pool, then all scales.
-struct KvQ8 {
-    struct Eight {
-        u32 a, b, d;
-    };
-    __device__ static u64 scale_at(u64 tokens, u64 token, u32 e) {
-        return tokens * (KV_HEADS * DIM) + (token * (KV_HEADS * DIM) + e) / 32 * 2;
-    }
+struct KvQ8_0 : EightsQ8 {
     __device__ static void load(Eight& x, const u8* pool, u64 tokens, u64 token, u32 e, bool there) {
-        const u8 *p = pool + token * (KV_HEADS * DIM) + e, *s = pool + scale_at(tokens, token, e);
+        const u32 width = KV_HEADS * DIM;
+        const u8 *p = pool + token * width + e, *s = pool + scale_at(tokens * width, token * width, e);
         asm volatile(
             "{.reg .pred p; .reg .b16 h; setp.ne.u32 p, %5, 0; @p ld.global.cg.v2.u32 {%0,%1}, [%3];"
             " @p ld.global.cg.u16 h, [%4]; @p cvt.u32.u16 %2, h;}"
@@ -98,37 +63,10 @@ struct KvQ8 {
             : "l"(p), "l"(s), "r"((u32)there)
             : "memory");
     }
-    __device__ static void unpack(const Eight& x, float (&f)[8]) {
-        float d = half_to_float((u16)x.d);
-#pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-            f[i] = d * (float)(signed char)(x.a >> 8 * i & 255);
-            f[4 + i] = d * (float)(signed char)(x.b >> 8 * i & 255);
-        }
-    }
-    __device__ static float store(u8* pool, u64 tokens, u64 token, u32 e, float v) {
-        float top = fabsf(v);
-        for (u32 d = 1; d < 32; d *= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, d));
-        float d = top / 127.0f;
-        int q = d > 0.0f ? (int)roundf(v / d) : 0;
-        u16 h = float_to_half(d);
-        pool[token * (KV_HEADS * DIM) + e] = (u8)q;
-        if (e % 32 == 0) *(u16*)(pool + scale_at(tokens, token, e)) = h;
-        return half_to_float(h) * (float)q;
-    }
 };
 
 // Keys that a group of lanes works at: as many as there are registers for, twice.
 static const u32 KEYS_AT_ONCE = (GROUP <= 2 ? 4 : 2) / (sizeof(typename Kv::Eight) > 16 ? 2 : 1);
-
-__device__ inline float power2(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-__device__ inline u64 token_place(const u32* table, u32 pos) {
-    return (u64)__ldg(table + pos / KV_BLOCK) * KV_BLOCK + pos % KV_BLOCK;
-}
 
 static const u32 PAIRS_A_LANE = DIM / 64;
 __device__ inline u32 left_of(u32 p) { return HALVES && p < PAIRS ? p : 2 * p; }
@@ -195,7 +133,7 @@ struct Attention {
 #pragma unroll
         for (u32 i = 0; i < KEYS_AT_ONCE; i++) {
             bool there = n + i * GROUPS < keys;
-            u64 at = token_place(table, min(8 * (n + i * GROUPS) + c.rank, last));
+            u64 at = place_of(table, min(8 * (n + i * GROUPS) + c.rank, last));
             Kv::load(k[i], (const u8*)s.keys, c.tokens, at, head * DIM + element(), there);
             Kv::load(v[i], (const u8*)s.values, c.tokens, at, head * DIM + element(), there);
         }
@@ -207,7 +145,7 @@ struct Attention {
 
     __device__ void begin_layer(const TapeLayer& s, const Spot& c, u32 head) {
         table = c.tables + s.group * c.group_words;
-        u32 from = s.window && c.pos + 1 > s.window ? c.pos + 1 - s.window : 0;
+        u32 from = first_key(s.window, c.pos);
         begin = (from + 7 - c.rank) / 8;
         keys = c.pos > c.rank ? (c.pos - c.rank + 7) / 8 : 0;
         last = keys ? 8 * (keys - 1) + c.rank : c.pos;
@@ -237,52 +175,9 @@ struct Attention {
             // The next keys are on their way while these are used.
             if (AT_ONCE == KEYS_AT_ONCE && base + GROUPS * AT_ONCE < old) fetch(s, c, head, n + GROUPS * AT_ONCE);
             float score[AT_ONCE][WARP_HEADS];
-#pragma unroll
-            for (u32 i = 0; i < AT_ONCE; i++) {
-                float f[8];
-                Kv::unpack(key[i], f);
-#pragma unroll
-                for (u32 h = 0; h < WARP_HEADS; h++) {
-                    float x = 0.0f;
-#pragma unroll
-                    for (u32 j = 0; j < 8; j++) x = fmaf(q[h][j], f[j], x);
-                    score[i][h] = x;
-                }
-            }
-#pragma unroll
-            for (u32 d = 1; d < LANES; d *= 2)
-#pragma unroll
-                for (u32 i = 0; i < AT_ONCE; i++)
-#pragma unroll
-                    for (u32 h = 0; h < WARP_HEADS; h++) score[i][h] += __shfl_xor_sync(0xffffffffu, score[i][h], d);
-#pragma unroll
-            for (u32 h = 0; h < WARP_HEADS; h++) {
-                float high = top[h];
-#pragma unroll
-                for (u32 i = 0; i < AT_ONCE; i++) {
-                    score[i][h] = n + i * GROUPS < keys ? capped(s, score[i][h]) : -1e30f;
-                    high = fmaxf(high, score[i][h]);
-                }
-                float keep = power2(top[h] - high);
-                top[h] = high;
-                sum[h] *= keep;
-#pragma unroll
-                for (u32 j = 0; j < 8; j++) mix[h][j] *= keep;
-#pragma unroll
-                for (u32 i = 0; i < AT_ONCE; i++) {
-                    score[i][h] = score[i][h] > -1e29f ? power2(score[i][h] - high) : 0.0f;
-                    sum[h] += score[i][h];
-                }
-            }
-#pragma unroll
-            for (u32 i = 0; i < AT_ONCE; i++) {
-                float f[8];
-                Kv::unpack(value[i], f);
-#pragma unroll
-                for (u32 h = 0; h < WARP_HEADS; h++)
-#pragma unroll
-                    for (u32 j = 0; j < 8; j++) mix[h][j] = fmaf(score[i][h], f[j], mix[h][j]);
-            }
+            scores_of<Kv, LANES>(key, q, score);
+            weigh(score, mix, top, sum, [&](u32 i, float x) { return n + i * GROUPS < keys ? capped(s, x) : -1e30f; });
+            add_values<Kv>(value, score, mix);
         }
     }
 
@@ -301,9 +196,9 @@ struct Attention {
             __syncwarp();
             float* to = (float*)(room + AT_HEADS) + item * DIM;
             u8* pool = (u8*)(is_value ? s.values : s.keys);
-            u64 at = token_place(table, c.pos);
+            u64 at = place_of(table, c.pos);
 #pragma unroll
-            for (u32 el = lane; el < DIM; el += 32) to[el] = Kv::store(pool, c.tokens, at, head * DIM + el, to[el]);
+            for (u32 el = lane; el < DIM; el += 32) to[el] = Kv::store(pool, c.tokens * (KV_HEADS * DIM), at * (KV_HEADS * DIM), head * DIM + el, to[el]);
         }
         meet();
         MARK(4);
@@ -357,18 +252,7 @@ struct Attention {
         if (warp % SET_WARPS < busy) {
 #pragma unroll
             for (u32 h = 0; h < WARP_HEADS; h++) {
-#pragma unroll
-                for (u32 d = LANES; d < 32; d *= 2) {
-                    float high = fmaxf(top[h], __shfl_xor_sync(0xffffffffu, top[h], d)), keep = power2(top[h] - high);
-                    top[h] = high;
-                    sum[h] *= keep;
-                    sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], d);
-#pragma unroll
-                    for (u32 j = 0; j < 8; j++) {
-                        mix[h][j] *= keep;
-                        mix[h][j] += __shfl_xor_sync(0xffffffffu, mix[h][j], d);
-                    }
-                }
+                join_groups<LANES>(top[h], sum[h], mix[h]);
                 if (sub == 0) {
                     float4* to = (float4*)(mixes + (warp * WARP_HEADS + h) * DIM + e);
                     to[0] = {mix[h][0], mix[h][1], mix[h][2], mix[h][3]};

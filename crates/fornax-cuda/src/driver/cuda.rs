@@ -322,9 +322,6 @@ impl Api for Cuda {
     }
 }
 
-/// A launch that does not wait for the kernel in front to end.
-///
-/// # Safety
 /// What a launch asks for beside its size; what is past the number returned is not looked at.
 fn attributes(form: Form) -> ([sys::CUlaunchAttribute; 3], u32) {
     use sys::CUlaunchAttributeID_enum::{
@@ -349,6 +346,7 @@ fn attributes(form: Form) -> ([sys::CUlaunchAttribute; 3], u32) {
     (list, n as u32)
 }
 
+/// A launch as the driver takes it, with these of its attributes.
 fn configuration(
     form: Form,
     stream: sys::CUstream,
@@ -368,6 +366,9 @@ fn configuration(
     }
 }
 
+/// A launch with attributes.
+///
+/// # Safety
 /// As [`Api::launch`].
 unsafe fn launch_with(
     function: sys::CUfunction,

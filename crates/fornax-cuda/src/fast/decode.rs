@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use fornax_gguf::TensorType;
-use fornax_plan::{Error, KvType, Limits, Op, Plan, Result};
+use fornax_plan::{Error, Limits, Op, Plan, Result};
 
 use super::drive::{Drive, Way};
 use super::planes::{Planes, number};
@@ -72,9 +72,14 @@ pub(crate) fn merge_memory(gpu: &Arc<Gpu>, plan: &Plan) -> Result<[Memory; 2]> {
     Ok([gpu.alloc(4 * parts * width as usize)?, gpu.alloc(8 * parts)?])
 }
 
+/// Pairs of the widest table of frequencies.
+fn rope_pairs(plan: &Plan) -> usize {
+    plan.ropes.iter().map(|r| r.inv_freq.len()).max().unwrap_or(0)
+}
+
 /// The frequencies of every table, padded to as many pairs, with the factor of each behind them.
 pub(super) fn frequencies(plan: &Plan) -> Vec<u8> {
-    let pairs = plan.ropes.iter().map(|r| r.inv_freq.len()).max().unwrap_or(0);
+    let pairs = rope_pairs(plan);
     let mut all = Vec::new();
     for r in &plan.ropes {
         all.extend_from_slice(&r.inv_freq);
@@ -122,7 +127,7 @@ impl Decode {
             return Ok(None);
         }
         let (gpu, stages) = (p.gpu, &wire.stages);
-        let pairs = p.plan.ropes.iter().map(|r| r.inv_freq.len()).max().unwrap_or(0);
+        let pairs = rope_pairs(p.plan);
         let freqs = frequencies(p.plan);
         let types = formats(stages, Some(w.ty));
         let most = p.limits.slots.min(ROWS_MAX).next_power_of_two();
@@ -250,11 +255,7 @@ fn variant(
     let Some(room) = Room::new(&need, p.gpu.shared_max.saturating_sub(DECLARED), DEPTH_MAX) else {
         return Ok(None);
     };
-    let kv = match p.limits.kv_type {
-        KvType::F32 => "KvF32",
-        KvType::F16 => "KvF16",
-        KvType::Q8_0 => "KvQ8",
-    };
+    let kv = p.limits.kv_type;
     let Attended { dim, share } = shape;
     let mut defines = kernels::decode_defines((dim, share), kv, (rows, room.depth), types).to_vec();
     if stages.iter().any(|s| s.kind == ATTEND && s.softcap != 0.0) {

@@ -34,7 +34,7 @@ pub(crate) enum Way {
 }
 
 impl Way {
-    const ALL: [Way; 3] = [Way::Tape, Way::Whole, Way::Graph];
+    pub(crate) const ALL: [Way; 3] = [Way::Tape, Way::Whole, Way::Graph];
 
     pub(crate) fn name(self) -> &'static str {
         match self {

@@ -29,21 +29,6 @@ pub(crate) fn number(ty: TensorType) -> Option<u32> {
     PLANED.iter().position(|t| *t == ty).map(|n| n as u32)
 }
 
-/// The kernels' name of a format that has planes.
-pub(crate) fn kernel_name(ty: TensorType) -> &'static str {
-    match ty {
-        TensorType::Q8_0 => "P_Q8_0",
-        TensorType::Q4_0 => "P_Q4_0",
-        TensorType::Q4_1 => "P_Q4_1",
-        TensorType::Q5_0 => "P_Q5_0",
-        TensorType::Q5_1 => "P_Q5_1",
-        TensorType::Q5_K => "P_Q5_K",
-        TensorType::Q6_K => "P_Q6_K",
-        TensorType::MXFP4 => "P_MXFP4",
-        _ => "P_Q4_K",
-    }
-}
-
 /// Bytes of a chunk of 32 blocks in a ring.
 pub(crate) fn slot_bytes(ty: TensorType) -> u32 {
     match ty {

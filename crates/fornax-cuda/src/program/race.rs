@@ -28,7 +28,7 @@ impl CudaProgram {
                 Way::Whole => decode(rows),
                 Way::Graph => true,
             };
-            [Way::Tape, Way::Whole, Way::Graph].into_iter().filter(has).collect::<Vec<_>>()
+            Way::ALL.into_iter().filter(has).collect::<Vec<_>>()
         };
         [there(1), there(self.several())]
     }

@@ -1,5 +1,5 @@
-//! What a ticket gave: waited for in order, taken out of the words that the device wrote, and noted in the slots' memories; what is there before the end;
-//! and what the device must be told of before a step that looks at them. It launches nothing.
+//! What a ticket gave: waited for in order, taken out of the words that the device wrote, and noted in the slots' memories;
+//! what is there of it before its end; and what the device must be told of before a step that looks at them. It launches nothing.
 
 use fornax_plan::{Error, Result, RowOut, SeqStep, StepOutput, TokenOut, Want, sample};
 
@@ -8,7 +8,7 @@ use crate::driver::Pinned;
 use crate::feed::{self, CHOSEN, NONE, OUT, ROW, Shape, UNUSABLE};
 
 impl Frame {
-    /// The tokens among the outputs that are `whole`, by sequence and position.
+    /// Adds the tokens among the outputs that are `whole`.
     fn tokens(
         &self,
         words: &[u32],
@@ -44,7 +44,6 @@ impl Frame {
                 token(*seq, first + (round - 1) * next + ix)?;
             }
         }
-        tokens.sort_by_key(|t| (t.seq, t.pos));
         Ok(())
     }
 }
@@ -141,6 +140,7 @@ impl CudaProgram {
         f.result.tokens = tokens;
         chosen?;
         let out = &mut f.result;
+        out.tokens.sort_by_key(|t| (t.seq, t.pos));
         let batch = &f.feed.batch;
         for (ix, wanted) in batch.wanted.iter().enumerate() {
             let at = batch.rows[wanted.row as usize];

@@ -85,16 +85,8 @@ fn product_defines(tokens: u32, wide: u32, threads: u32) -> [Define; 4] {
     ]
 }
 
-fn kv_name(ty: KvType) -> &'static str {
-    match ty {
-        KvType::F32 => "KvF32",
-        KvType::F16 => "KvF16",
-        KvType::Q8_0 => "KvQ8_0",
-    }
-}
-
 fn few_defines(dim: u32, kv: KvType) -> [Define; 2] {
-    [Define::number("DIM", dim), Define::text("Kv", kv_name(kv))]
+    [Define::number("DIM", dim), Define::cache(kv)]
 }
 
 /// `fine` is where products take 8-bit activations: queries and weights then keep more than halves hold.

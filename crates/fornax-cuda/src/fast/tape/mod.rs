@@ -13,7 +13,7 @@ use fornax_plan::{KvType, Result, WeightId};
 use self::fit::{Fit, Layer};
 use self::lay::{Lay, Matrix};
 use self::share::{CLUSTER, Geometry, Pace, Part, Share};
-use super::decode::{Parts, Words};
+use super::decode::{Parts, Words, frequencies};
 use super::planes::{self, Planes};
 use super::stage::{NORM, Stage};
 use crate::args::TapeArgs;
@@ -84,9 +84,8 @@ impl Tape {
         }
         let g = &fit.geometry;
         let mut clusters = CLUSTERS_MAX.min(gpu.units / CLUSTER);
-        let groups = if g.unit_max() < SMALL { 4 } else { 2 };
         let (function, pace, sizes) = loop {
-            let pace = Pace { clusters, warps: WARPS, groups };
+            let pace = pace(g, clusters);
             if g.kv_heads > clusters {
                 return Ok(Err(format!("{} key/value heads on {clusters} clusters", g.kv_heads)));
             }
@@ -129,7 +128,7 @@ impl Tape {
         let layers: Vec<u8> = layer_bytes(p, source, &mut keep)?;
         let layers = keep.bytes(&layers)?;
         let shares = keep.bytes(&shares.iter().flat_map(share_bytes).collect::<Vec<_>>())?;
-        let freqs = keep.bytes(&super::decode::frequencies(p.plan))?;
+        let freqs = keep.bytes(&frequencies(p.plan))?;
         let board = keep.bytes(&vec![0; sizes.board as usize])?;
         let at = [
             layers,
@@ -189,6 +188,11 @@ impl Tape {
     }
 }
 
+fn pace(g: &Geometry, clusters: u32) -> Pace {
+    let groups = if g.unit_max() < SMALL { 4 } else { 2 };
+    Pace { clusters, warps: WARPS, groups }
+}
+
 /// Why tapes of so many bytes are too much.
 fn too_much(need: u64, free: u64) -> Option<String> {
     let (mib, left) = (|bytes: u64| bytes >> 20, LEFT >> 20);
@@ -220,17 +224,12 @@ fn matrix(stage: &Stage, g: &Geometry, part: Part) -> Matrix {
 }
 
 fn compiled(p: &Parts<'_>, fit: &Fit, pace: &Pace) -> Result<Arc<Module>> {
-    let kv = match p.limits.kv_type {
-        KvType::F32 => "KvF32",
-        KvType::F16 => "KvF16",
-        KvType::Q8_0 => "KvQ8",
-    };
     let table = p.plan.weights[fit.table.ix()].ty;
     let used = |ty: &TensorType| fit.geometry.types.contains(ty) || *ty == table;
     let types: Vec<_> = planes::PLANED.iter().filter(|ty| used(ty)).copied().collect();
     let ropes = p.plan.ropes.len() as u32;
     let limit = p.gpu.shared_max.saturating_sub(DECLARED);
-    let defines = defines(fit, pace, (ropes, limit), table, kv);
+    let defines = defines(fit, pace, (ropes, limit), table, p.limits.kv_type);
     kernels::load(p.gpu, p.compiler, "tape", &types, &defines)
 }
 
@@ -240,7 +239,7 @@ pub(crate) fn defines(
     pace: &Pace,
     (ropes, limit): (u32, u32),
     table: TensorType,
-    kv: &'static str,
+    kv: KvType,
 ) -> Vec<Define> {
     let g = &fit.geometry;
     let mut all: Vec<Define> = [
@@ -267,8 +266,8 @@ pub(crate) fn defines(
     .to_vec();
     let names = ["W_QKV", "W_O", "W_GU", "W_DOWN", "W_HEAD"];
     let formats = names.into_iter().zip(g.types).chain([("W_TABLE", table)]);
-    all.extend(formats.map(|(name, ty)| Define::text(name, planes::kernel_name(ty))));
-    all.push(Define::text("Kv", kv));
+    all.extend(formats.map(|(name, ty)| Define::planes(name, ty)));
+    all.push(Define::cache(kv));
     all
 }
 
@@ -276,15 +275,15 @@ pub(crate) fn defines(
 pub(crate) fn variants() -> Vec<Variant> {
     use TensorType::{Q4_K, Q6_K, Q8_0};
     let shapes = [
-        ("KvF16", [32, 960, 2560, 15, 5, 64, 49_152], Q8_0, Q8_0),
-        ("KvF16", [28, 1024, 3072, 16, 8, 128, 151_936], Q8_0, Q8_0),
-        ("KvQ8", [28, 1024, 3072, 16, 8, 128, 151_936], Q8_0, Q8_0),
-        ("KvF16", [16, 2048, 8192, 32, 8, 64, 128_256], Q8_0, Q8_0),
-        ("KvF16", [16, 2048, 8192, 32, 8, 64, 128_256], Q4_K, Q6_K),
-        ("KvF16", [32, 4096, 14_336, 32, 8, 128, 128_256], Q8_0, Q8_0),
-        ("KvF16", [32, 4096, 14_336, 32, 8, 128, 128_256], Q4_K, Q4_K),
+        (KvType::F16, [32, 960, 2560, 15, 5, 64, 49_152], Q8_0, Q8_0),
+        (KvType::F16, [28, 1024, 3072, 16, 8, 128, 151_936], Q8_0, Q8_0),
+        (KvType::Q8_0, [28, 1024, 3072, 16, 8, 128, 151_936], Q8_0, Q8_0),
+        (KvType::F16, [16, 2048, 8192, 32, 8, 64, 128_256], Q8_0, Q8_0),
+        (KvType::F16, [16, 2048, 8192, 32, 8, 64, 128_256], Q4_K, Q6_K),
+        (KvType::F16, [32, 4096, 14_336, 32, 8, 128, 128_256], Q8_0, Q8_0),
+        (KvType::F16, [32, 4096, 14_336, 32, 8, 128, 128_256], Q4_K, Q4_K),
     ];
-    let variant = |(kv, shape, ty, head): (&'static str, [u32; 7], TensorType, TensorType)| {
+    let variant = |(kv, shape, ty, head): (KvType, [u32; 7], TensorType, TensorType)| {
         let [layers, width, ff, heads, kv_heads, dim, vocab] = shape;
         let types = [ty, ty, ty, ty, head];
         let geometry = Geometry { layers, width, heads, kv_heads, dim, ff, vocab, types };
@@ -304,8 +303,7 @@ pub(crate) fn variants() -> Vec<Variant> {
             capped: false,
             final_norm: WeightId(0),
         };
-        let groups = if geometry.unit_max() < SMALL { 4 } else { 2 };
-        let pace = Pace { clusters: CLUSTERS_MAX, warps: WARPS, groups };
+        let pace = pace(&geometry, CLUSTERS_MAX);
         let used = if ty == head { vec![ty] } else { vec![ty, head] };
         let defines = defines(&fit, &pace, (1, H200_SHARED - DECLARED), head, kv);
         Variant::of("tape", &used, &defines)
