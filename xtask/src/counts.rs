@@ -70,14 +70,11 @@ fn read(file: &Path) -> Result<Kept> {
 /// Counts a token of the model behind as many keys, its own among them.
 fn count(program: &Path, kept: &Kept) -> Result<Value> {
     let depth = kept.keys.saturating_sub(1).to_string();
-    let output = Command::new(program)
-        .args(["bench", "--device", "metal-emulated", "--step-report", "--json", "--synthetic"])
-        .args([&kept.model, "-d", &depth])
-        .output()
-        .with_context(|| format!("running {}", program.display()))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "counting {}: {}: {said}", kept.model, output.status);
-    let mut all: Value = serde_json::from_slice(&output.stdout).context("the program's output")?;
+    let mut bench = Command::new(program);
+    bench.args(["bench", "--device", "metal-emulated", "--step-report", "--json", "--synthetic"]);
+    let output = crate::said(bench.args([&kept.model, "-d", &depth]))
+        .with_context(|| format!("counting {}", kept.model))?;
+    let mut all: Value = serde_json::from_slice(&output).context("the program's output")?;
     Ok(all["step_report"].take())
 }
 

@@ -42,13 +42,8 @@ fn predictions(root: &Path, built: &Path) -> Result<String> {
     }
     files.sort();
     let predict = built.join("examples").join(format!("predictions{EXE_SUFFIX}"));
-    let output = Command::new(&predict).args(&files).output();
-    let output = output.with_context(|| format!("running {}", predict.display()))?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        bail!("{} failed ({}): {said}", predict.display(), output.status);
-    }
-    String::from_utf8(output.stdout).context("the predictions are not UTF-8")
+    let page = crate::said(Command::new(&predict).args(&files))?;
+    String::from_utf8(page).context("the predictions are not UTF-8")
 }
 
 /// Writes `page` to `path`, or fails where the file says something else.
@@ -83,22 +78,11 @@ struct Binary(PathBuf);
 
 impl Help for Binary {
     fn ask(&self, arguments: &[&str]) -> Result<String> {
-        let output = Command::new(&self.0)
-            .args(arguments)
-            // The width of somebody's terminal is no part of the page.
-            .env_remove("COLUMNS")
-            .output()
-            .with_context(|| format!("running {} {}", self.0.display(), arguments.join(" ")))?;
-        if !output.status.success() {
-            bail!(
-                "{} {} failed ({}): {}",
-                self.0.display(),
-                arguments.join(" "),
-                output.status,
-                String::from_utf8_lossy(&output.stderr)
-            );
-        }
-        String::from_utf8(output.stdout).context("the help text is not UTF-8")
+        let mut command = Command::new(&self.0);
+        // The width of somebody's terminal is no part of the page.
+        command.args(arguments).env_remove("COLUMNS");
+        let text = crate::said(&mut command).with_context(|| arguments.join(" "))?;
+        String::from_utf8(text).context("the help text is not UTF-8")
     }
 }
 

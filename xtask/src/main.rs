@@ -87,18 +87,17 @@ fn called_plainly(command: &mut Command) -> &mut Command {
 
 /// `cargo` with `arguments` in `root`; its standard output.
 fn cargo(root: &Path, arguments: &[&str]) -> Result<Vec<u8>> {
-    let output = called_plainly(&mut Command::new(cargo_itself()))
-        .args(arguments)
-        .current_dir(root)
-        .output()
-        .with_context(|| format!("starting cargo {}", arguments.join(" ")))?;
+    let mut command = Command::new(cargo_itself());
+    said(called_plainly(&mut command).args(arguments).current_dir(root))
+        .with_context(|| format!("cargo {}", arguments.join(" ")))
+}
+
+/// What a program writes to stdout; an error with its stderr where it fails.
+fn said(command: &mut Command) -> Result<Vec<u8>> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().with_context(|| format!("running {program}"))?;
     if !output.status.success() {
-        bail!(
-            "cargo {} failed ({}):\n{}",
-            arguments.join(" "),
-            output.status,
-            String::from_utf8_lossy(&output.stderr)
-        );
+        bail!("{program} failed ({}):\n{}", output.status, String::from_utf8_lossy(&output.stderr));
     }
     Ok(output.stdout)
 }
