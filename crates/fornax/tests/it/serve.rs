@@ -22,7 +22,10 @@ struct Server {
 }
 
 impl Server {
-    fn start(command: &mut Command) -> Server {
+    /// A server on a free port, with these flags.
+    fn on_the_cpu(home: &Folder, flags: &[&str]) -> Server {
+        let mut command = fornax(home);
+        command.args(["serve", "--port", "0", "--device", "cpu"]).args(flags);
         let mut child = command.spawn().unwrap();
         let stderr = BufReader::new(child.stderr.take().unwrap());
         let (send, lines) = channel();
@@ -78,20 +81,11 @@ fn chat(body: &str) -> String {
 fn a_server_answers_logs_and_ends_when_it_is_asked_to() {
     let home = Folder::new();
     let file = with_template(&home).display().to_string();
-    let mut command = fornax(&home);
-    command.args([
-        "serve",
-        "--port",
-        "0",
-        "--device",
-        "cpu",
-        "--ctx",
-        "256",
-        "--log-format",
-        "json",
-    ]);
-    command.args(["-m", &format!("one={file}"), "-m", &format!("two={file}")]);
-    let server = Server::start(&mut command);
+    let (one, two) = (format!("one={file}"), format!("two={file}"));
+    let server = Server::on_the_cpu(
+        &home,
+        &["--ctx", "256", "--log-format", "json", "-m", &one, "-m", &two],
+    );
     let body =
         r#"{"model": "two", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}"#;
     let answer = server.ask(&chat(body));
@@ -111,21 +105,8 @@ fn a_server_answers_logs_and_ends_when_it_is_asked_to() {
 #[test]
 fn a_load_over_http_is_measured_with_a_long_prompt_beside_it() {
     let home = Folder::new();
-    let file = with_template(&home);
-    let mut command = fornax(&home);
-    command.args([
-        "serve",
-        "--port",
-        "0",
-        "--device",
-        "cpu",
-        "--ctx",
-        "8192",
-        "--max-running",
-        "4",
-        "-m",
-    ]);
-    let server = Server::start(command.arg(&file));
+    let file = with_template(&home).display().to_string();
+    let server = Server::on_the_cpu(&home, &["--ctx", "8192", "--max-running", "4", "-m", &file]);
     let bench = |more: &[&str]| {
         let url = format!("http://{}", server.address);
         let mut command = fornax(&home);
