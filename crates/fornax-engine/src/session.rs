@@ -5,6 +5,7 @@ mod chained;
 
 use std::cell::RefCell;
 use std::ops::ControlFlow;
+use std::time::Duration;
 
 use fornax_plan::sample::log_sum_exp;
 use fornax_plan::{
@@ -12,6 +13,7 @@ use fornax_plan::{
     SeqStep, SlotId, StepOutput, StepReport, StepSeconds, Ticket, TokenId, Tokens, Want,
 };
 
+use self::chained::Pace;
 use crate::error::{Error, Result};
 use crate::sampler::{Sampler, SamplerParams};
 use crate::serve::{BitSet, Constraint};
@@ -33,12 +35,21 @@ pub struct SessionOptions {
     /// Tokens that the device may choose one after the other before it is asked again, for one that runs beside the host. Each
     /// is reported as soon as it can be read.
     pub chain: u32,
+    /// How long such a chain may take, by the pace of the one before: what is stopped is computed to its end.
+    pub chain_time: Duration,
 }
 
 impl Default for SessionOptions {
     fn default() -> SessionOptions {
-        let (kv_type, act) = (KvType::F16, None);
-        SessionOptions { context: None, chunk: 256, kv_type, act, deterministic: false, chain: 1 }
+        SessionOptions {
+            context: None,
+            chunk: 256,
+            kv_type: KvType::F16,
+            act: None,
+            deterministic: false,
+            chain: 1,
+            chain_time: Duration::from_millis(20),
+        }
     }
 }
 
@@ -101,7 +112,7 @@ pub struct Session {
     stateful: bool,
     context: u32,
     chunk: u32,
-    chain: u32,
+    pace: Pace,
     /// Stop tokens that a step may name.
     stops: usize,
     vocab: u32,
@@ -184,7 +195,7 @@ impl Session {
             stateful,
             context,
             chunk,
-            chain,
+            pace: Pace::new(chain, options.chain_time),
             stops: limits.stops as usize,
             vocab: plan.hyper.vocab,
             held: Vec::with_capacity(context.min(1 << 16) as usize),
@@ -285,7 +296,7 @@ impl Session {
             if made >= most {
                 break;
             }
-            if request.sampler.is_none() && self.chain > 1 && request.stop.len() <= self.stops {
+            if request.sampler.is_none() && self.pace.chains() && request.stop.len() <= self.stops {
                 return self.chained(request, token, most - made, report);
             }
             let next = [token];

@@ -1,6 +1,7 @@
 //! Sessions in chains of several tokens on a device that shows them one by one: the same answers as token by token.
 
 use std::ops::ControlFlow;
+use std::time::Duration;
 
 use fornax_engine::{Event, Finish, Request, SampleParams, Session, SessionOptions};
 use fornax_plan::reference::ReferenceDevice;
@@ -79,6 +80,7 @@ fn session(f: &Fixture, chain: u32) -> Session {
         context: Some(64),
         kv_type: KvType::F32,
         chain,
+        chain_time: Duration::MAX,
         ..SessionOptions::default()
     };
     Session::new(&Slow(ReferenceDevice::default()), &f.plan, &options).unwrap()

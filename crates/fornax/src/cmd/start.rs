@@ -45,11 +45,12 @@ pub(super) fn options(config: &Config, opened: &Opened, context: usize) -> Sessi
         act: devices::act(config),
         deterministic: config.deterministic,
         chain: if info.kind == "cuda" { CHAIN } else { 1 },
+        ..SessionOptions::default()
     }
 }
 
-/// Tokens of a chain on a device that chooses them beside the host.
-const CHAIN: u32 = 16;
+/// Tokens of a chain on a device that chooses them beside the host, at most.
+const CHAIN: u32 = 64;
 
 /// The file that `name` stands for, the default model where it is absent.
 ///
