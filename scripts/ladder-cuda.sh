@@ -3,8 +3,9 @@
 # Everything that says whether the CUDA provider computes the right thing, in one call on a machine with a GPU: the proof
 # and every conformance case against the reference; every case again as steps of many rows, with 8-bit activations and with
 # halves; the test models of all families against expected logits (f32 activations), against the reference (8-bit), and bit
-# by bit alone and in company (deterministic); and, where compute-sanitizer is there, memory, races and barriers of the
-# proof. FOLDER holds the programs `proof`, `many` and `golden` of the crate's examples; without one they are built here.
+# by bit alone and in company (deterministic); how far 8-bit logits are from exact ones beside llama.cpp's; and, where
+# compute-sanitizer is there, memory, races and barriers of the proof. FOLDER holds the programs `proof`, `many`, `golden` and
+# `accuracy` of the crate's examples; without one they are built here.
 # Ends in `N passed, N failed`.
 # What the kernels need is compiled as it is met. For a machine whose time is dear it can be compiled ahead, on any other:
 #   FORNAX_CUBINS=/some/folder cargo test -p fornax-cuda --lib compile_for_the_ladder -- --ignored
@@ -57,6 +58,7 @@ trap 'rm -rf "$work"' EXIT
 count "$folder/proof" conformance
 count "$folder/many"
 count "$folder/golden" "$models"
+count "$folder/accuracy" "$models/.."
 if command -v compute-sanitizer > /dev/null; then
   # Side by side: none of them measures.
   tools=(memcheck racecheck synccheck) running=()
