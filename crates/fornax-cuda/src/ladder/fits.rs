@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use fornax_gguf::{Mapping, TensorType};
 use fornax_plan::{
-    Activation, Hyper, KvGroup, KvRef, KvType, Linear, Op, Plan, RopePairs, RopeTable, ValueId,
-    WeightId, WeightRef,
+    Activation, Hyper, KvGroup, KvRef, Linear, Op, Plan, RopePairs, RopeTable, ValueId, WeightId,
+    WeightRef,
 };
 
 use crate::driver::host;
@@ -185,20 +185,16 @@ fn a_plain_decoder_fits_with_and_without_a_way_to_its_hidden_rows() {
 fn what_no_gpu_has_computed_from_tapes_is_told() {
     let plain = plan(Odd::default());
     let (fit, _) = fitted(&plain).unwrap();
-    let unseen = |fit: &Fit, kv| fit.unseen(&plain, &[], kv);
-    assert_eq!(unseen(&fit, KvType::F16), Some("a cap"));
+    let unseen = |fit: &Fit| fit.unseen(&plain, &[]);
+    assert_eq!(unseen(&fit), Some("a cap"));
     let fit = Fit { head_softcap: 0.0, ..fit };
-    assert_eq!(unseen(&fit, KvType::F16), None);
-    assert_eq!(unseen(&fit, KvType::Q8_0), Some("a cache of this format"));
-    assert_eq!(unseen(&Fit { biases: true, ..fit }, KvType::F16), Some("biases"));
-    let geometry = |types, heads| Geometry { types, heads, ..fit.geometry };
-    let other = geometry([TensorType::Q4_K; 5], 4);
-    assert_eq!(unseen(&Fit { geometry: other, ..fit }, KvType::F16), Some("these formats"));
-    let many = geometry([TensorType::Q8_0; 5], 14);
+    assert_eq!(unseen(&fit), None);
+    assert_eq!(unseen(&Fit { biases: true, ..fit }), Some("biases"));
+    let many = Geometry { heads: 14, ..fit.geometry };
     let what = Some("so many query heads of a key head");
-    assert_eq!(unseen(&Fit { geometry: many, ..fit }, KvType::F16), what);
+    assert_eq!(unseen(&Fit { geometry: many, ..fit }), what);
     let attends = Stage { kind: ATTEND, window: 8, ..Stage::default() };
-    assert_eq!(fit.unseen(&plain, &[attends], KvType::F16), Some("a window"));
+    assert_eq!(fit.unseen(&plain, &[attends]), Some("a window"));
 }
 
 #[test]

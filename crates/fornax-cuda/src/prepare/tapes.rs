@@ -26,7 +26,7 @@ impl Builder<'_> {
             Some(what) => Err(what.clone()),
         };
         let fitted = fitted.and_then(|(fit, layers)| {
-            let unseen = fit.unseen(self.plan, &wire.stages, parts.limits.kv_type);
+            let unseen = fit.unseen(self.plan, &wire.stages);
             match unseen.filter(|_| drive == Drive::Either) {
                 Some(what) => Err(format!("{what} was not seen to run on a GPU yet")),
                 None => Ok((fit, layers)),

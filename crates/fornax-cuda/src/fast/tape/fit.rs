@@ -5,9 +5,7 @@
 use std::collections::HashMap;
 
 use fornax_gguf::TensorType;
-use fornax_plan::{
-    Activation, KvRef, KvType, Linear, Op, Plan, RopeId, RopePairs, ValueId, WeightId,
-};
+use fornax_plan::{Activation, KvRef, Linear, Op, Plan, RopeId, RopePairs, ValueId, WeightId};
 
 use super::share::Geometry;
 use crate::fast::planes;
@@ -38,15 +36,12 @@ pub(crate) struct Fit {
 }
 
 impl Fit {
-    /// What no GPU has been seen to compute right from tapes: such a plan takes them only where they are asked for.
-    pub(crate) fn unseen(&self, plan: &Plan, stages: &[Stage], kv: KvType) -> Option<&'static str> {
-        let seen = |ty: &TensorType| matches!(ty, TensorType::Q8_0 | TensorType::Q4_K);
+    /// What no GPU has been seen to compute right from tapes: such a plan takes them only where they are asked for. Every
+    /// format of planes was, alone and beside a table of another, and every cache.
+    pub(crate) fn unseen(&self, plan: &Plan, stages: &[Stage]) -> Option<&'static str> {
         let g = &self.geometry;
-        let first = plan.weights[self.table.ix()].ty;
         let attends = |has: fn(&Stage) -> bool| stages.iter().any(|s| s.kind == ATTEND && has(s));
         let list = [
-            (kv != KvType::F16, "a cache of this format"),
-            (!seen(&first) || g.types.iter().any(|ty| *ty != first), "these formats"),
             (self.biases, "biases"),
             (self.capped || self.head_softcap != 0.0, "a cap"),
             (attends(|s| s.bias != 0), "attention sinks"),
