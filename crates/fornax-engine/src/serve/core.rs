@@ -19,6 +19,7 @@ use super::choose::Chooser;
 use super::cost::{Cost, Work};
 use super::request::{End, Seq};
 use super::schedule::Pick;
+use super::trial::Trial;
 use crate::error::Error;
 use crate::kv::{CopyOf, Kv, KvRules};
 
@@ -88,6 +89,7 @@ pub(crate) struct Core {
     pub(super) waiting: BTreeMap<Rank, Box<Seq>>,
     pub(super) free_slots: Vec<SlotId>,
     pub(super) cost: Cost,
+    pub(super) trial: Trial,
     pub(super) clock: Clock,
     pub(super) stats: Stats,
     pub(super) chooser: Chooser,
@@ -141,6 +143,7 @@ impl Core {
             waiting: BTreeMap::new(),
             free_slots: (0..rules.slots as u32).rev().map(SlotId).collect(),
             cost: Cost::new(),
+            trial: Trial::default(),
             clock,
             stats: Stats::new(rules.kv.blocks, now),
             chooser: Chooser::new(plan.hyper.vocab as usize),
@@ -291,8 +294,12 @@ impl Core {
             Ok(()) => {
                 let work = self.work();
                 self.stats.last_rows = work.rows as u32;
-                self.cost.observe(work, self.picks.iter().any(|p| p.is_prompt), ms);
+                let (prompts, told) = (self.picks.iter().any(|p| p.is_prompt), self.stats.tokens);
+                self.cost.observe(work, prompts, ms);
                 self.hand_out()?;
+                if !prompts {
+                    self.trial.note(self.picks.len(), self.stats.tokens - told, ms);
+                }
             }
             Err(e) if e.is_lost() => return Err(e.into()),
             Err(e) => {

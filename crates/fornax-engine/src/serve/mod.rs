@@ -14,6 +14,7 @@ mod schedule;
 #[cfg(test)]
 mod simulate;
 mod size;
+mod trial;
 
 pub use api::{
     Constraint, Done, Finish, Generation, Pooling, Publish, Refused, RequestId, ServeOptions,

@@ -62,7 +62,7 @@ impl Core {
             }
         }
         self.pick_decodes();
-        if self.rules.speculate {
+        if self.may_guess() {
             self.draft()?;
         }
         self.pick_prompts();
@@ -261,7 +261,7 @@ impl Core {
             let read = saves && (p.pos + p.rows).is_multiple_of(chunk);
             goes_on && !seq.on_host() && !seq.suspect && seq.drafted == 0 && !read
         };
-        if !self.picks.iter().all(simple) || self.rules.speculate && self.would_guess() {
+        if !self.picks.iter().all(simple) || self.may_guess() && self.would_guess() {
             return false;
         }
         for i in 0..self.picks.len() {
@@ -283,6 +283,11 @@ impl Core {
             self.next.picks.push(pick);
         }
         !self.next.picks.is_empty()
+    }
+
+    /// Whether a step may guess ahead: where steps are handed over one behind another, as long as that gives more.
+    fn may_guess(&self) -> bool {
+        self.rules.speculate && (!self.rules.ahead || self.trial.guesses())
     }
 
     /// Whether any of the running would guess ahead now.
