@@ -25,14 +25,10 @@ impl CudaProgram {
         match command {
             Cmd::CopyBlock { group, from, to } => {
                 self.check_blocks(group, &[from, to], 0)?;
-                let places = |block| self.kv_places(group, &[block], 0..KV_BLOCK);
-                // A block's tokens lie one after the other: one copy a pool would do, and does
-                // not matter yet.
-                for (from, to) in places(from).into_iter().zip(places(to)) {
-                    self.gpu.copy_queued(from.at, to.at, self.kv_bytes(from.width))?;
-                    if let (Some(a), Some(b)) = (from.scales, to.scales) {
-                        self.gpu.copy_queued(a, b, from.width / 32 * 2)?;
-                    }
+                let ranges =
+                    |block: BlockId| self.block_ranges(group as usize, block.0..block.0 + 1);
+                for ((from, bytes), (to, _)) in ranges(from).into_iter().zip(ranges(to)) {
+                    self.gpu.copy_queued(from, to, bytes)?;
                 }
             }
             Cmd::ReadKv { group, table, tokens, out } => {
@@ -143,18 +139,21 @@ impl CudaProgram {
         places
     }
 
-    /// Where the keys and values of a group's first blocks are, and how many bytes.
-    pub(super) fn first_blocks(&self, group: usize, blocks: u32) -> Vec<(u64, usize)> {
+    /// Where the keys and values of a run of a group's blocks are, and how many bytes: they lie side by side.
+    pub(super) fn block_ranges(&self, group: usize, blocks: Range<u32>) -> Vec<(u64, usize)> {
         let g = &self.plan.kv[group];
-        let tokens = (blocks * KV_BLOCK) as usize;
+        let [first, tokens] =
+            [blocks.start, blocks.len() as u32].map(|n| n as usize * KV_BLOCK as usize);
         let all = self.limits.kv_blocks as usize * KV_BLOCK as usize;
         let mut ranges = Vec::new();
         for pool in &self.prepared.pools[group] {
             for (memory, width) in [(&pool.keys, g.k_width), (&pool.values, g.v_width)] {
                 let width = (g.heads * width) as usize;
-                ranges.push((memory.ptr, self.kv_bytes(tokens * width)));
+                let at = memory.ptr + self.kv_bytes(first * width) as u64;
+                ranges.push((at, self.kv_bytes(tokens * width)));
                 if self.limits.kv_type == KvType::Q8_0 {
-                    ranges.push((memory.ptr + (all * width) as u64, tokens * width / 32 * 2));
+                    let scales = memory.ptr + (all * width + first * width / 32 * 2) as u64;
+                    ranges.push((scales, tokens * width / 32 * 2));
                 }
             }
         }
@@ -211,5 +210,51 @@ impl CudaProgram {
             self.gpu.write(at, &scales)?;
         }
         self.gpu.write(place.at, &bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fornax_gguf::TensorType;
+    use fornax_plan::{Device, Limits, conformance};
+
+    use super::*;
+    use crate::CudaDevice;
+
+    #[test]
+    fn a_copied_block_is_what_was_written_and_no_other_changes() {
+        let (device, _) = CudaDevice::on_the_cpu();
+        let plan = conformance::proof(TensorType::F32).plan;
+        let each: u32 = plan.kv[0].layers.len() as u32
+            * plan.kv[0].heads
+            * (plan.kv[0].k_width + plan.kv[0].v_width);
+        for kv_type in [KvType::F32, KvType::F16, KvType::Q8_0] {
+            let limits = Limits { kv_blocks: 4, kv_type, ..Limits::default() };
+            let mut program = device.prepare(&plan, &limits).unwrap();
+            let mut read = |block: u32, write: Option<&[f32]>| {
+                let (table, tokens) = ([BlockId(block)], 0..KV_BLOCK);
+                let mut out = Vec::new();
+                if let Some(data) = write {
+                    let tokens = tokens.clone();
+                    let write = Cmd::WriteKv { group: 0, table: &table, tokens, data };
+                    program.command(write).unwrap();
+                }
+                if write.is_some() && block == 2 {
+                    let copy = Cmd::CopyBlock { group: 0, from: BlockId(2), to: BlockId(1) };
+                    program.command(copy).unwrap();
+                }
+                let read = Cmd::ReadKv { group: 0, table: &table, tokens, out: &mut out };
+                program.command(read).unwrap();
+                out
+            };
+            let data = |seed: u32| -> Vec<f32> {
+                (0..KV_BLOCK * each).map(|i| ((i * 31 + seed) % 253) as f32 / 64.0 - 1.5).collect()
+            };
+            let others = [0, 1, 3].map(|b| read(b, Some(&data(b))));
+            let written = read(2, Some(&data(77)));
+            assert_ne!(written, others[1], "{kv_type:?}");
+            assert_eq!(read(1, None), written, "{kv_type:?}");
+            assert_eq!([read(0, None), read(3, None)], [&others[0], &others[2]].map(Clone::clone));
+        }
     }
 }

@@ -138,7 +138,7 @@ impl CudaProgram {
         let each = (DEPTH + TOKENS).div_ceil(KV_BLOCK);
         let blocks = (self.several() * each).min(self.limits.kv_blocks);
         for group in 0..self.plan.kv.len() {
-            for (at, bytes) in self.first_blocks(group, blocks) {
+            for (at, bytes) in self.block_ranges(group, 0..blocks) {
                 self.gpu.clear_range(at, bytes)?;
             }
         }
