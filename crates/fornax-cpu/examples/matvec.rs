@@ -1,8 +1,9 @@
 //! Prints what matrix kernels reach on this machine, per type, tier and number of rows:
-//! `cargo run --release -p fornax-cpu --example matvec [TYPE|all] [TIER|all] [ROWSxCOLS] [THREADS]`.
+//! `cargo run --release -p fornax-cpu --example matvec [TYPE|all] [TIER|all] [ROWSxCOLS] [THREADS] [fast]`.
 
 use fornax_cpu::isa::Isa;
 use fornax_cpu::measure::{Case, multiply};
+use fornax_cpu::{CpuDevice, CpuOptions};
 use fornax_gguf::TensorType;
 
 #[allow(clippy::print_stdout, reason = "printing is what it is for")]
@@ -27,6 +28,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (rows, cols) = shape.split_once('x').ok_or("the shape is ROWSxCOLS")?;
     let (rows, cols): (u32, u32) = (rows.parse()?, cols.parse()?);
     let threads: usize = arg(3, "1").parse()?;
+    let fast = arg(4, "") == "fast";
+    let options = CpuOptions { threads: Some(threads), ..CpuOptions::default() };
+    let cpu = CpuDevice::new(options)?;
+    for (name, rate) in [("VNNI", cpu.vnni_rate()?), ("AMX", cpu.amx_rate()?)] {
+        println!("{name} in registers: {:.1} GOPS", rate.unwrap_or(0.0) / 1e9);
+    }
+    drop(cpu);
     println!("{rows} x {cols}, {threads} threads: GB/s of weights and GOPS at rows of activations");
     for ty in types {
         for &isa in &tiers {
@@ -35,7 +43,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 if act_rows > 8 && isa == Isa::Scalar {
                     continue;
                 }
-                let case = Case { ty, rows, cols, act_rows, isa, threads, seconds: 0.15 };
+                let case = Case { ty, rows, cols, act_rows, isa, fast, threads, seconds: 0.15 };
                 let rates = multiply(&case)?;
                 print!("  {act_rows:3}: {:6.2} {:6.1}", rates.gigabytes, rates.gigaops);
             }

@@ -1,24 +1,25 @@
 //! Stages with everything resolved: addresses of values, packed matrices, small weights as f32.
 //! It knows the plan and the buffers; it runs nothing.
 
-use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use fornax_gguf::TensorType;
 use fornax_plan::{
-    Activation, Gating, KvRef, Linear, Op, Plan, Result, RopePairs, RowSpace, ValueId, WeightId,
-    WeightRef,
+    Activation, Gating, KvRef, Linear, Op, Plan, RopePairs, RowSpace, ValueId, WeightId, WeightRef,
 };
 
-use crate::matrix::{Arena, Matrix, Share, fill, give_back};
+use crate::matrix::Matrix;
+use crate::matrix::coarse::CoarseMatrix;
 use crate::stages::{Group, space};
+use crate::weights::{Weights, key};
 
 /// Bytes of weights that one claimed piece of work should read at least: a claim costs a cache
 /// line changing hands.
 const PIECE_BYTES: usize = 32 << 10;
 /// Tiles of one piece, at most; bounds the thread's room for a gated pair.
 pub(crate) const PIECE_TILES: usize = 8;
+/// The same of coarse products: whole spans of what the next takes.
+pub(crate) const COARSE_TILES: usize = 16;
 
 /// Rows of f32 (or u32) at an address.
 #[derive(Clone, Copy, Debug)]
@@ -80,6 +81,8 @@ pub(crate) struct Affine {
     pub(crate) matrix: Arc<Matrix>,
     /// One for each output, experts one after the other.
     pub(crate) bias: Option<Arc<[f32]>>,
+    /// What long prompts are multiplied with, where that was asked for.
+    pub(crate) coarse: Option<Arc<CoarseMatrix>>,
 }
 
 /// One matrix of a stage.
@@ -108,6 +111,21 @@ pub(crate) struct Tiles {
     pub(crate) ready: bool,
     /// Makes the 8-bit form of its output for the stage after.
     pub(crate) makes: bool,
+    /// How rows of long prompts are multiplied, where that was asked for and all parts can.
+    pub(crate) coarse: Option<Coarse>,
+}
+
+/// A product of long prompts.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Coarse {
+    /// Part and tiles of it.
+    pub(crate) pieces: Vec<(usize, Range<usize>)>,
+    /// The stage before has made the coarse form of the input.
+    pub(crate) ready: bool,
+    /// Makes the coarse form of its output for the stage after, and nothing else.
+    pub(crate) makes: bool,
+    /// All that the chain makes is the input, which nobody else reads: its f32 need not be kept.
+    pub(crate) alone: bool,
 }
 
 impl Tiles {
@@ -153,6 +171,8 @@ pub(crate) struct Look {
     pub(crate) out: Rows,
     /// Makes the 8-bit form of its output for the stage after.
     pub(crate) makes: bool,
+    /// Not that of rows of long prompts, which the stage after makes into coarse ones.
+    pub(crate) coarse: bool,
 }
 
 /// A mixture's MLPs.
@@ -201,55 +221,6 @@ pub(crate) struct Stage {
     pub(crate) wide: Wide,
 }
 
-/// The weights of a plan as this device keeps them.
-pub(crate) struct Weights {
-    matrices: HashMap<Key, Arc<Matrix>>,
-    vectors: HashMap<WeightId, Arc<[f32]>>,
-    /// Where the matrices are.
-    pub(crate) arena: Share,
-}
-
-/// The map's address, offset, type and shape: two weights with the same key are the same bytes (a
-/// tied embedding). The plan keeps the maps alive.
-type Key = (usize, usize, TensorType, u32, u32, u32);
-
-fn key(w: &WeightRef) -> Key {
-    (Arc::as_ptr(&w.data).addr(), w.offset, w.ty, w.experts, w.rows, w.cols)
-}
-
-impl Weights {
-    /// Packs every matrix of the plan, in the order of use; the map's pages of what is copied go
-    /// as it is read.
-    pub(crate) fn pack(plan: &Plan, threads: usize) -> Result<Weights> {
-        let mut order: Vec<&WeightRef> = Vec::new();
-        let mut known = HashSet::new();
-        for op in &plan.ops {
-            let weights = op.linears();
-            let weights = weights.iter().map(|l| &plan.weights[l.weight.ix()]);
-            order.extend(weights.filter(|w| known.insert(key(w))));
-        }
-        let mut room = 0usize;
-        for w in &order {
-            room = room.saturating_add(Matrix::room(w)?);
-        }
-        // What reading the file's tables left behind goes before the weights come.
-        give_back();
-        plan.weights.iter().for_each(|w| w.data.release(0..w.data.len()));
-        let mut arena = Arena::new(room, "the weights")?;
-        let place = |w| Ok(Arc::new(Matrix::place(w, &mut arena)?));
-        let matrices = order.iter().copied().map(place).collect::<Result<Vec<_>>>()?;
-        fill(&matrices.iter().map(|m| &**m).collect::<Vec<_>>(), threads);
-        let matrices = order.iter().map(|w| key(w)).zip(matrices).collect();
-        Ok(Weights { matrices, vectors: HashMap::new(), arena: arena.taken() })
-    }
-
-    pub(crate) fn bytes(&self) -> u64 {
-        let matrices: usize = self.matrices.values().map(|m| m.bytes()).sum();
-        let vectors: usize = self.vectors.values().map(|v| 4 * v.len()).sum();
-        (matrices + vectors) as u64
-    }
-}
-
 /// Turns groups of ops into stages.
 pub(crate) struct Compiler<'a> {
     pub(crate) plan: &'a Plan,
@@ -291,7 +262,17 @@ impl Compiler<'_> {
             Some(Op::QkNormRope { .. } | Op::KvWrite { .. } | Op::Attention { .. }) => {
                 self.heads(group)
             }
-            Some(op) => Wide::Tiles(self.tiles(op, &made)),
+            Some(op) => {
+                let mut tiles = self.tiles(op, &made);
+                let normed = |op: &usize| match plan.ops[*op] {
+                    Op::RmsNorm { out, .. } => plan.uses(out) == 1,
+                    _ => false,
+                };
+                if let (Some(coarse), [op]) = (&mut tiles.coarse, &group.chain[..]) {
+                    coarse.alone = group.route.is_none() && tiles.x.slot.is_some() && normed(op);
+                }
+                Wide::Tiles(tiles)
+            }
         };
         let ops = || group.ops().map(|o| &plan.ops[o]);
         let names: Vec<&str> = ops().map(Op::name).collect();
@@ -326,7 +307,8 @@ impl Compiler<'_> {
     fn affine(&mut self, linear: Linear) -> Affine {
         let w = &self.plan.weights[linear.weight.ix()];
         let matrix = Arc::clone(&self.weights.matrices[&key(w)]);
-        Affine { matrix, bias: linear.bias.map(|b| self.vector(b)) }
+        let coarse = self.weights.coarse.get(&key(w)).map(Arc::clone);
+        Affine { matrix, bias: linear.bias.map(|b| self.vector(b)), coarse }
     }
 
     fn row_op(&mut self, op: &Op, made: &[ValueId]) -> RowOp {
@@ -406,8 +388,17 @@ impl Compiler<'_> {
             let cut = (0..matrix.tiles()).step_by(step);
             pieces.extend(cut.map(|t| (ix, t..(t + step).min(matrix.tiles()))));
         }
+        let up_coarse = match &finish {
+            Finish::Gate { up, .. } => up.coarse.is_some(),
+            _ => true,
+        };
+        // The head has no coarse form, unless it shares its weights with something that has.
+        let product = !matches!(op, Op::Logits { .. } | Op::MoeRoute { .. })
+            && space(self.plan, op) == RowSpace::Tokens;
+        let all = product && up_coarse && parts.iter().all(|p| p.affine.coarse.is_some());
+        let coarse = all.then(|| Coarse { pieces: coarse_pieces(&parts), ..Coarse::default() });
         let x = self.wire(x, made);
-        Tiles { x, parts, finish, pieces, q8, ready: false, makes: false }
+        Tiles { x, parts, finish, pieces, q8, ready: false, makes: false, coarse }
     }
 
     fn heads(&mut self, group: &Group) -> Wide {
@@ -444,6 +435,7 @@ impl Compiler<'_> {
                         sinks: sinks.map(|w| self.vector(w)),
                         out: self.rows(out),
                         makes: false,
+                        coarse: false,
                     });
                 }
                 _ => unreachable!("not an op of attention"),
@@ -504,11 +496,15 @@ pub(crate) fn hand_over(plan: &Plan, stages: &mut [Stage]) {
         match &mut maker.wide {
             Wide::Tiles(t) if matches!(t.finish, Finish::Gate { .. }) && is_x(t.parts[0].out) => {
                 (t.makes, tiles.ready) = (true, true);
+                if let (Some(maker), Some(taker)) = (&mut t.coarse, &mut tiles.coarse) {
+                    (maker.makes, taker.ready) = (true, true);
+                }
             }
             Wide::Heads { look: Some(look), .. }
                 if is_x(look.out) && plan.kv[look.kv.group as usize].v_width.is_multiple_of(32) =>
             {
                 (look.makes, tiles.ready) = (true, true);
+                look.coarse = tiles.coarse.is_some();
             }
             _ => {}
         }
@@ -520,4 +516,15 @@ fn piece_tiles(tiles: usize, tile_bytes: usize, threads: usize) -> usize {
     let fair = tiles.div_ceil(threads * 4);
     let worth = PIECE_BYTES.div_ceil(tile_bytes.max(1));
     fair.max(worth).min(tiles.div_ceil(threads)).clamp(1, PIECE_TILES)
+}
+
+/// Pieces of coarse products: as many tiles as fill a span of the next product, so that it can be quantised where it is
+/// made.
+fn coarse_pieces(parts: &[Part]) -> Vec<(usize, Range<usize>)> {
+    let of = |(ix, part): (usize, &Part)| {
+        let tiles = part.affine.matrix.tiles();
+        let cut = (0..tiles).step_by(COARSE_TILES);
+        cut.map(move |from| (ix, from..(from + COARSE_TILES).min(tiles)))
+    };
+    parts.iter().enumerate().flat_map(of).collect()
 }

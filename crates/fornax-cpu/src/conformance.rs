@@ -5,7 +5,12 @@ use fornax_plan::{Device, conformance};
 use crate::{CpuDevice, CpuOptions, Isa};
 
 fn device(isa: Isa, threads: usize) -> CpuDevice {
-    let options = CpuOptions { threads: Some(threads), isa: Some(isa), pin: Some(false) };
+    let options = CpuOptions {
+        threads: Some(threads),
+        isa: Some(isa),
+        pin: Some(false),
+        ..CpuOptions::default()
+    };
     CpuDevice::new(options).unwrap()
 }
 

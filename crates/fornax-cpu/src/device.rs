@@ -26,6 +26,10 @@ pub struct CpuOptions {
     /// Whether worker threads are bound to cores; where absent, they are if there are no more
     /// threads than physical cores.
     pub pin: Option<bool>,
+    /// Rows of long prompts are multiplied in a form that rounds differently: weights and activations in 8 bits with
+    /// one scale for 256 columns. Takes a byte more for each weight of the layers; decoding stays as it is. Only on
+    /// the tiers that gain from it.
+    pub fast_prompt: bool,
 }
 
 /// The CPU, with the threads that all of its programs share.
@@ -36,6 +40,8 @@ pub struct CpuDevice {
     threads: usize,
     /// KV blocks of the kernels that make one block of this device.
     run: u32,
+    /// See [`CpuOptions::fast_prompt`].
+    fast_prompt: bool,
 }
 
 impl CpuDevice {
@@ -53,13 +59,30 @@ impl CpuDevice {
                 have.join(", ")
             )));
         }
+        if options.fast_prompt && isa.coarse().is_none() {
+            let with = Isa::ALL.iter().filter(|isa| isa.is_available() && isa.coarse().is_some());
+            let with: Vec<&str> = with.map(|isa| isa.name()).collect();
+            let help = match with.is_empty() {
+                true => "this processor has none".into(),
+                false => format!("those of this processor that have: {}", with.join(", ")),
+            };
+            return Err(Error::unsupported(format!(
+                "cpu: the tier {isa} has no fast form of prompts; {help}"
+            )));
+        }
         let threads = options.threads.unwrap_or_else(topology::default_threads).max(1);
         let cores = topology::physical_cores();
         let cpus = if options.pin == Some(false) { Vec::new() } else { cores };
         let pool = Pool::new(threads, &cpus).map_err(|e| {
             Error::out_of_memory(format!("cpu: starting {threads} threads: {e}; use fewer"))
         })?;
-        Ok(CpuDevice { isa, pool: Arc::new(Mutex::new(pool)), threads, run: 1 })
+        Ok(CpuDevice {
+            isa,
+            pool: Arc::new(Mutex::new(pool)),
+            threads,
+            run: 1,
+            fast_prompt: options.fast_prompt,
+        })
     }
 
     /// The same CPU and threads with KV blocks of at least so many tokens, rounded up to what the kernels work on: a
@@ -67,7 +90,8 @@ impl CpuDevice {
     #[must_use]
     pub fn with_kv_block(&self, tokens: u32) -> CpuDevice {
         let (pool, run) = (Arc::clone(&self.pool), tokens.div_ceil(BLOCK as u32).max(1));
-        CpuDevice { isa: self.isa, pool, threads: self.threads, run }
+        let CpuDevice { isa, threads, fast_prompt, .. } = *self;
+        CpuDevice { isa, pool, threads, run, fast_prompt }
     }
 
     /// The tier that kernels run on.
@@ -158,6 +182,13 @@ impl Device for CpuDevice {
                 "use the reference device for f32 activations",
             );
         }
+        if limits.deterministic && self.fast_prompt {
+            refuse(
+                "the fast form of prompts".into(),
+                "it rounds differently with how a prompt is cut into steps".into(),
+                "leave out --deterministic or --fast-prompt",
+            );
+        }
         let odd = |g: &KvGroup| !g.k_width.is_multiple_of(32) || !g.v_width.is_multiple_of(32);
         if limits.kv_type == KvType::Q8_0 && plan.kv.iter().any(odd) {
             refuse(
@@ -193,11 +224,11 @@ impl Device for CpuDevice {
         }
         let pool = Arc::clone(&self.pool);
         if self.run == 1 {
-            return Ok(Box::new(CpuProgram::new(plan, limits, self.isa, pool)?));
+            return Ok(Box::new(CpuProgram::new(plan, limits, self.isa, self.fast_prompt, pool)?));
         }
         let kv_blocks = limits.kv_blocks.saturating_mul(self.run);
         let limits = Limits { kv_blocks, ..limits.clone() };
-        let program = CpuProgram::new(plan, &limits, self.isa, pool)?;
+        let program = CpuProgram::new(plan, &limits, self.isa, self.fast_prompt, pool)?;
         Ok(Box::new(LongBlocks { program, run: self.run }))
     }
 }

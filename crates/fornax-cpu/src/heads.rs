@@ -5,9 +5,12 @@ use fornax_plan::Span;
 
 use crate::compile::{Look, Rotate, Wide, Write};
 use crate::matrix::lines;
-use crate::ops::{Attend, BLOCK, QUERIES, part_len, rows, splits};
+use crate::ops::{Attend, BLOCK, LongAttend, QUERIES, TILE_QUERIES, fits, part_len, splits};
 use crate::pool::{Poisoned, Team};
 use crate::run::{Machine, Round, Worker};
+
+/// Rows of a key head that are rotated and written together.
+const PREPARED: usize = 16;
 
 impl Machine {
     /// Head norms, rotation, the write to the cache and attention.
@@ -35,8 +38,15 @@ impl Machine {
                 }
             }
         };
+        // Rows of one head together: its keys of a block are written into the same cache lines.
+        let tall = if n >= 2 * PREPARED { PREPARED } else { 1 };
+        let prepare_some = |item: usize| {
+            let from = item / heads * tall;
+            (from..(from + tall).min(n)).for_each(|row| prepare(row, item % heads));
+        };
+        let items = n.div_ceil(tall) * heads;
         let Some(look) = look else {
-            team.share(n * heads, |item| prepare(item / heads, item % heads));
+            team.share(items, prepare_some);
             return Ok(());
         };
         let share = look.heads / heads;
@@ -49,7 +59,7 @@ impl Machine {
             && longest <= Some(self.parts.splits)
         {
             if rotate.is_some() || write.is_some() {
-                team.share(n * heads, |item| prepare(item / heads, item % heads));
+                team.share(items, prepare_some);
                 team.barrier()?;
             }
             return self.look_together(look, longest.unwrap_or(1), team, round, worker);
@@ -66,29 +76,47 @@ impl Machine {
             return Ok(());
         }
         if rotate.is_some() || write.is_some() {
-            team.share(n * heads, |item| prepare(item / heads, item % heads));
+            team.share(items, prepare_some);
             team.barrier()?;
         }
         let per_call = share.min(QUERIES);
         let calls = share.div_ceil(per_call);
         let step = (QUERIES / per_call).max(1);
-        let blocks: usize = batch.spans.iter().map(|s| (s.rows as usize).div_ceil(step)).sum();
-        team.share(blocks * heads * calls, |item| {
-            let (head, call) = (item / calls % heads, item % calls);
+        // Rows of long prompts may have a form of their own, all heads of a group in one call.
+        let long = self.long_attend(look, share, round);
+        let is_long = |span: &&Span| long.is_some() && round.cuts.is_long_span(span);
+        let long_step = (TILE_QUERIES / share).max(1);
+        let tall = || batch.spans.iter().filter(is_long);
+        let flat = || batch.spans.iter().filter(|span| !is_long(span));
+        let tall_blocks = blocks(tall(), long_step);
+        let flat_blocks = blocks(flat(), step);
+        team.share((tall_blocks + flat_blocks * calls) * heads, |item| {
             // Last rows first: they see most keys, and the short ones fill the gaps.
-            let mut block = blocks - 1 - item / (calls * heads);
-            for span in &batch.spans {
-                let here = (span.rows as usize).div_ceil(step);
-                if block < here {
-                    let rows = block * step..((block + 1) * step).min(span.rows as usize);
-                    let of_group = call * per_call..((call + 1) * per_call).min(share);
-                    self.look(look, span, rows, head, of_group, round, worker);
-                    return;
-                }
-                block -= here;
+            if let (Some(attend), true) = (long, item < tall_blocks * heads) {
+                let block = tall_blocks - 1 - item / heads;
+                let Some((span, rows)) = block_of(tall(), long_step, block) else { return };
+                self.call(look, span, rows.clone(), item % heads, 0..share, round, |call| {
+                    // SAFETY: as for every look, and the shape was asked about.
+                    unsafe { attend(call, &mut worker.tiles) }
+                });
+                self.make(look, span, rows, item % heads, 0..share, round);
+                return;
             }
+            let item = item - tall_blocks * heads;
+            let (head, call) = (item / calls % heads, item % calls);
+            let block = flat_blocks - 1 - item / (calls * heads);
+            let Some((span, rows)) = block_of(flat(), step, block) else { return };
+            let of_group = call * per_call..((call + 1) * per_call).min(share);
+            self.look(look, span, rows, head, of_group, round, worker);
         });
         Ok(())
+    }
+
+    /// The attention of long prompts, where it takes this one's shape.
+    fn long_attend(&self, l: &Look, share: usize, round: &Round<'_>) -> Option<LongAttend> {
+        let run = self.cache.pool(l.kv.group as usize).run;
+        let takes = share <= TILE_QUERIES && fits(run.cell, run.k_width, run.v_width);
+        self.prompt.as_ref().filter(|_| takes && round.cuts.any())?.attend
     }
 
     /// Asks for the first keys that a row of a sequence will look at.
@@ -120,7 +148,7 @@ impl Machine {
                     }
                     if let Some((range, pairs)) = &r.angles {
                         let head = std::slice::from_raw_parts_mut(to, r.dim);
-                        rows::rotate(head, &self.angles.row(row)[range.clone()], *pairs);
+                        (self.ops.rotate)(head, &self.angles.row(row)[range.clone()], *pairs);
                     }
                 }
             }
@@ -234,7 +262,8 @@ impl Machine {
         let first = (head * (l.heads / run.heads) + of_group.start) * run.v_width;
         let len = of_group.len() * run.v_width;
         let view = self.made.shaped(round.batch.rows.len(), l.out.width);
-        for row in rows.start + span.start as usize..rows.end + span.start as usize {
+        let rows = rows.start + span.start as usize..rows.end + span.start as usize;
+        for row in rows.filter(|row| !(l.coarse && round.cuts.is_long(*row))) {
             // SAFETY: these heads of this row are this thread's alone until the barrier.
             unsafe {
                 let part = std::slice::from_raw_parts(l.out.ptr(row).add(first), len);
@@ -286,4 +315,26 @@ impl Machine {
         };
         go(&call);
     }
+}
+
+/// Blocks of `step` rows of some sequences.
+fn blocks<'a>(spans: impl Iterator<Item = &'a Span>, step: usize) -> usize {
+    spans.map(|s| (s.rows as usize).div_ceil(step)).sum()
+}
+
+/// Block `block` of them.
+fn block_of<'a>(
+    spans: impl Iterator<Item = &'a Span>,
+    step: usize,
+    mut block: usize,
+) -> Option<(&'a Span, std::ops::Range<usize>)> {
+    for span in spans {
+        let rows = span.rows as usize;
+        let here = rows.div_ceil(step);
+        if block < here {
+            return Some((span, block * step..((block + 1) * step).min(rows)));
+        }
+        block -= here;
+    }
+    None
 }

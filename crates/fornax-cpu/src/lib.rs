@@ -6,7 +6,9 @@
 //! `ops` are the arithmetic.
 //!
 //! The numbers of a row depend on that row alone: not on the tier, the number of threads, the
-//! rows beside it or how its sequence was cut into steps.
+//! rows beside it or how its sequence was cut into steps. The one exception is asked for by name
+//! ([`CpuOptions::fast_prompt`], `prompt`): there it depends on how many rows of its sequence come
+//! in a step.
 
 mod check;
 mod compile;
@@ -23,10 +25,12 @@ mod moe;
 mod ops;
 mod pool;
 mod program;
+mod prompt;
 mod run;
 mod stages;
 mod stream;
 mod topology;
+mod weights;
 
 pub use device::{CpuDevice, CpuOptions};
 pub use isa::Isa;

@@ -9,16 +9,19 @@ use fornax_plan::{
     SeqStep, SlotId, Slots, StepOutput, Ticket, ValueId,
 };
 
-use crate::compile::{Compiler, PIECE_TILES, Rows, Stage, Weights, Wide, hand_over};
+use crate::compile::{Coarse, Compiler, Finish, PIECE_TILES, Rows, Stage, Tiles, Wide, hand_over};
 use crate::isa::Isa;
 use crate::kv::Cache;
+use crate::matrix::coarse::{CoarseRows, ROWS};
 use crate::matrix::{GROUP, Memory, Q8Rows, TILE};
 use crate::moe::Order;
-use crate::ops::{BLOCK, SPLIT, Scratch, VectorOps, part_len};
+use crate::ops::{BLOCK, SPLIT, Scratch, TileScratch, VectorOps, part_len};
 use crate::pool::Pool;
+use crate::prompt::{COLUMNS, Cuts, Prompt};
 use crate::run::{Machine, Parts, ROW_BLOCK, Round, Slot, Times, Worker};
 use crate::stages;
 use crate::stream::reading_threads;
+use crate::weights::Weights;
 
 pub(crate) struct CpuProgram {
     plan: Plan,
@@ -28,6 +31,7 @@ pub(crate) struct CpuProgram {
     weights: Weights,
     slots: Slots,
     batch: Batch,
+    cuts: Cuts,
     done: StepOutput,
     tickets: u64,
     /// Rows of logits and of hidden states, where the plan makes them.
@@ -44,10 +48,13 @@ pub(crate) struct CpuProgram {
 
 /// Memory for rows of f32, kept in `held`.
 fn rows(held: &mut Vec<Memory>, rows: usize, width: usize, what: &str) -> Result<Rows> {
-    let memory = Memory::zeroed(4 * rows * width, what)?;
+    Ok(keep(held, Memory::zeroed(4 * rows * width, what)?, width))
+}
+
+fn keep(held: &mut Vec<Memory>, memory: Memory, width: usize) -> Rows {
     let at = memory.as_ptr().cast();
     held.push(memory);
-    Ok(Rows { at, width })
+    Rows { at, width }
 }
 
 /// Largest sizes over the mixtures of a plan.
@@ -85,6 +92,7 @@ impl CpuProgram {
         plan: &Plan,
         limits: &Limits,
         isa: Isa,
+        fast_prompt: bool,
         pool: Arc<Mutex<Pool>>,
     ) -> Result<CpuProgram> {
         let threads = pool.lock().unwrap_or_else(PoisonError::into_inner).threads();
@@ -93,6 +101,9 @@ impl CpuProgram {
             let mut pool = pool.lock().unwrap_or_else(PoisonError::into_inner);
             reading_threads(&mut pool, &weights.arena)?
         };
+        if fast_prompt {
+            weights.coarsen(plan, threads)?;
+        }
         let mut memory = Vec::new();
         let held = &mut memory;
         let (token_rows, wanted) = (limits.rows.max(1) as usize, limits.wanted.max(1) as usize);
@@ -101,7 +112,12 @@ impl CpuProgram {
         let mut buffers = Vec::new();
         for (space, width) in &layout.buffers {
             let n = if *space == RowSpace::Tokens { token_rows } else { wanted };
-            buffers.push(rows(held, n, *width, "values")?);
+            // Long prompts reach all of it, every row on a page of its own.
+            let memory = match fast_prompt {
+                true => Memory::large(4 * n * width, "values")?,
+                false => Memory::zeroed(4 * n * width, "values")?,
+            };
+            buffers.push(keep(held, memory, *width));
         }
         let place = |v: usize| {
             layout.of[v].map(|b| Rows { at: buffers[b].at, width: plan.values[v].width as usize })
@@ -137,7 +153,9 @@ impl CpuProgram {
         plan.weights.iter().for_each(|w| w.data.release(0..w.data.len()));
         let pairs = token_rows * mix.top_k;
         let states = plan.states.iter().map(|s| s.len as usize).sum();
-        let worker = || worker(plan, &stages, &mix, pairs);
+        let prompt = prompt(isa, &stages, token_rows)?;
+        let tiled = prompt.as_ref().is_some_and(|p| p.attend.is_some());
+        let worker = || worker(plan, &stages, &mix, pairs, tiled);
         let parts = parts(plan, limits.kv_blocks, threads)?;
         let machine = Machine {
             parts,
@@ -146,6 +164,7 @@ impl CpuProgram {
             cache: Cache::new(&plan.kv, limits.kv_blocks, limits.kv_type)?,
             q8: shared_q8(plan, token_rows, wanted, &mix)?,
             made: made_q8(&stages, token_rows, wanted)?,
+            prompt,
             angles: rows(held, token_rows, width, "angles")?,
             ropes: plan.ropes.clone(),
             states: rows(held, limits.slots as usize, states, "states")?,
@@ -160,6 +179,7 @@ impl CpuProgram {
         Ok(CpuProgram {
             slots: Slots::new(limits, plan.hyper.vocab, plan.hyper.context),
             batch: Batch::with_capacity(limits),
+            cuts: Cuts::with_capacity(if fast_prompt { token_rows } else { 0 }),
             plan: plan.clone(),
             limits: limits.clone(),
             pool,
@@ -182,7 +202,11 @@ impl CpuProgram {
             true => std::ptr::null_mut(),
             false => self.times.as_mut_ptr(),
         };
-        let round = Round { step, batch: &self.batch, times: Times(times) };
+        if self.machine.prompt.is_some() {
+            self.cuts.fill(&self.batch);
+        }
+        let (batch, cuts) = (&self.batch, &self.cuts);
+        let round = Round { step, batch, cuts, times: Times(times) };
         let machine = &self.machine;
         let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
         let threads = if self.batch.rows.len() == 1 { self.readers } else { pool.threads() };
@@ -280,7 +304,27 @@ fn made_q8(stages: &[Stage], tokens: usize, wanted: usize) -> Result<Q8Rows> {
     Q8Rows::new(rows, width)
 }
 
-fn worker(plan: &Plan, stages: &[Stage], mix: &Mixtures, pairs: usize) -> Result<Worker> {
+/// What coarse stages need; none where there are none.
+fn prompt(isa: Isa, stages: &[Stage], rows: usize) -> Result<Option<Prompt>> {
+    let (mut most, mut made) = (0, 0);
+    for stage in stages {
+        if let Wide::Tiles(Tiles { x, coarse: Some(Coarse { ready, .. }), .. }) = &stage.wide {
+            let widest = if *ready { &mut made } else { &mut most };
+            *widest = x.rows.width.max(*widest);
+        }
+    }
+    let Some(kernels) = isa.coarse().filter(|_| most.max(made) > 0) else { return Ok(None) };
+    let (acts, made) = (CoarseRows::new(rows, most)?, CoarseRows::new(rows, made)?);
+    Ok(Some(Prompt { kernels, acts, made, attend: isa.long_attend() }))
+}
+
+fn worker(
+    plan: &Plan,
+    stages: &[Stage],
+    mix: &Mixtures,
+    pairs: usize,
+    tiled: bool,
+) -> Result<Worker> {
     let alone = |s: &&Stage| matches!(s.wide, Wide::Tiles(_) | Wide::Moe(_));
     let slots = stages.iter().filter(alone).map(|s| 2 * s.chain.len()).max().unwrap_or(0);
     let widest = plan.values.iter().map(|v| v.width as usize).max().unwrap_or(0);
@@ -288,11 +332,21 @@ fn worker(plan: &Plan, stages: &[Stage], mix: &Mixtures, pairs: usize) -> Result
     let columns = plan.ops.iter().flat_map(|op| op.linears().iter().collect::<Vec<_>>());
     let columns = columns.map(|l| plan.weights[l.weight.ix()].cols as usize).max().unwrap_or(32);
     let values = plan.kv.iter().map(|g| g.v_width.next_multiple_of(16) as usize).max();
+    let gated = |s: &Stage| match &s.wide {
+        Wide::Tiles(t) => t.coarse.is_some() && matches!(t.finish, Finish::Gate { .. }),
+        _ => false,
+    };
+    let coarse = if stages.iter().any(gated) { ROWS * COLUMNS } else { 0 };
+    let widest = |of: fn(&fornax_plan::KvGroup) -> u32| {
+        plan.kv.iter().map(of).max().filter(|_| tiled).unwrap_or(0) as usize
+    };
     Ok(Worker {
+        tiles: TileScratch::new(widest(|g| g.k_width), widest(|g| g.v_width))?,
         slots: Memory::zeroed(4 * slots * slot_width, "a thread's values")?,
         slot_width,
         q8: Q8Rows::new(1, columns)?,
         up: vec![0.0; ROW_BLOCK * PIECE_TILES * TILE],
+        coarse: [vec![0.0; coarse], vec![0.0; coarse]],
         scratch: Scratch::new(values.unwrap_or(16)),
         q8_pairs: Q8Rows::new(mix.top_k.max(1), mix.ff.max(32))?,
         order: Order::with_capacity(pairs, mix.experts),
@@ -379,7 +433,10 @@ impl Program for CpuProgram {
     }
 
     fn memory(&self) -> MemoryUse {
-        let q8 = self.machine.q8.bytes() + self.machine.made.bytes();
+        let mut q8 = self.machine.q8.bytes() + self.machine.made.bytes();
+        if let Some(prompt) = &self.machine.prompt {
+            q8 += prompt.acts.bytes() + prompt.made.bytes();
+        }
         let held: usize = self.memory.iter().map(Memory::len).sum();
         MemoryUse {
             weights: self.weights.bytes(),

@@ -16,8 +16,9 @@ use crate::compile::{
 use crate::kv::Cache;
 use crate::matrix::{Acts, Kernels, Memory, Q8Rows, Q8View, TILE, prefetch};
 use crate::moe::Order;
-use crate::ops::{Scratch, VectorOps, rows};
+use crate::ops::{Scratch, TileScratch, VectorOps, rows};
 use crate::pool::{Poisoned, Team};
+use crate::prompt::{self, Cuts, Prompt};
 
 /// Activation rows multiplied with a piece of weights at a time.
 pub(crate) const ROW_BLOCK: usize = 128;
@@ -34,6 +35,8 @@ pub(crate) struct Machine {
     pub(crate) q8: Q8Rows,
     /// The same, made by the stage before.
     pub(crate) made: Q8Rows,
+    /// Where prompts are multiplied in the form that rounds differently.
+    pub(crate) prompt: Option<Prompt>,
     /// Angles of every row: all rotary tables side by side.
     pub(crate) angles: Rows,
     pub(crate) ropes: Vec<fornax_plan::RopeTable>,
@@ -72,6 +75,9 @@ pub(crate) struct Worker {
     pub(crate) q8_pairs: Q8Rows,
     /// The second matrix of a gated pair.
     pub(crate) up: Vec<f32>,
+    /// A piece of a gated pair of coarse products, both of them.
+    pub(crate) coarse: [Vec<f32>; 2],
+    pub(crate) tiles: TileScratch,
     pub(crate) scratch: Scratch,
     pub(crate) order: Order,
 }
@@ -86,6 +92,8 @@ impl Slot {
 pub(crate) struct Round<'a> {
     pub(crate) step: &'a [SeqStep<'a>],
     pub(crate) batch: &'a Batch,
+    /// How its rows are multiplied.
+    pub(crate) cuts: &'a Cuts,
     /// Seconds by stage, written by thread 0; null where nobody asks.
     pub(crate) times: Times,
 }
@@ -180,15 +188,34 @@ impl Machine {
             unsafe { self.chain_row(ix, stage, 0, private, round) };
             return self.moe_alone(moe, team, worker, private);
         }
-        if !stage.chain.is_empty() || tiles.is_some_and(|t| t.q8 && !t.ready) {
-            let view = tiles.filter(|t| t.q8).map(|t| self.q8.shaped(rows, t.x.rows.width));
+        // Rows of long prompts have a form of their own.
+        let coarse = tiles.and_then(|t| t.coarse.as_ref()).filter(|_| round.cuts.any());
+        let q8 = tiles.filter(|t| t.q8 && !t.ready);
+        if !stage.chain.is_empty() || q8.is_some() || coarse.is_some_and(|c| !c.ready) {
+            let view = q8.map(|t| self.q8.shaped(rows, t.x.rows.width));
+            let long = coarse.filter(|c| !c.ready).zip(tiles).map(|(_, t)| {
+                let prompt = self.prompt();
+                (prompt.kernels, prompt.acts.shaped(rows, t.x.rows.width))
+            });
+            let own = (worker.slots.as_ptr().cast::<f32>(), worker.slot_width);
             team.share(rows, |row| {
-                // SAFETY: this row is this thread's alone until the barrier.
+                let is_long = coarse.is_some() && round.cuts.is_long(row);
+                let private = coarse.filter(|c| is_long && c.alone).map(|_| own);
+                // SAFETY: this row is this thread's alone until the barrier, and so is its own memory.
                 unsafe {
-                    self.chain_row(ix, stage, row, None, round);
-                    if let (Some(view), Some(tiles)) = (view, tiles) {
-                        let x = tiles.x.rows.row(row);
-                        view.fill(self.kernels, row, x, 0..view.blocks());
+                    self.chain_row(ix, stage, row, private, round);
+                    let Some(tiles) = tiles else { return };
+                    match (is_long, view, long) {
+                        (true, _, Some((kernels, long))) => {
+                            let x = at(tiles.x, row, private).cast_const();
+                            let x = std::slice::from_raw_parts(x, tiles.x.rows.width);
+                            long.fill(kernels, row, x, 0);
+                        }
+                        (false, Some(view), _) => {
+                            let x = tiles.x.rows.row(row);
+                            view.fill(self.kernels, row, x, 0..view.blocks());
+                        }
+                        _ => {}
                     }
                 }
             });
@@ -199,8 +226,17 @@ impl Machine {
             Wide::Tiles(tiles) => {
                 let store = if tiles.ready { &self.made } else { &self.q8 };
                 let view = tiles.q8.then(|| store.shaped(rows, tiles.x.rows.width));
-                let x = tiles.x.rows.at.cast_const();
-                self.tiles(ix, tiles, rows, (x, view), team, worker);
+                let exact = (tiles.x.rows.at.cast_const(), view);
+                match coarse {
+                    None => self.tiles(ix, tiles, rows, exact, team, worker),
+                    Some(coarse) => {
+                        let prompt = self.prompt();
+                        let store = if coarse.ready { &prompt.made } else { &prompt.acts };
+                        let acts =
+                            prompt::Acts { exact, coarse: store.shaped(rows, tiles.x.rows.width) };
+                        self.mixed_tiles(tiles, coarse, acts, team, round, worker);
+                    }
+                }
             }
             Wide::Heads { .. } => self.heads(&stage.wide, team, round, worker)?,
             Wide::Moe(moe) => self.moe(moe, rows, team, worker)?,
@@ -323,60 +359,76 @@ impl Machine {
     ) {
         let (blocks, pieces) = (rows.div_ceil(ROW_BLOCK), tiles.pieces.len());
         let last = team.own(team.ix, pieces * blocks).end;
-        let made = tiles.makes.then(|| self.made.shaped(rows, tiles.parts[0].out.width));
         // Piece after piece meets a block of rows, which stays in the second cache meanwhile.
         team.share(pieces * blocks, |item| {
             let then = match item + 1 == last {
                 true => self.soon(ix, team).at,
                 false => tiles.start((item + 1) % pieces),
             };
-            let (part, piece) = &tiles.pieces[item % pieces];
-            let part = &tiles.parts[*part];
             let from = item / pieces * ROW_BLOCK;
             let these = from..(from + ROW_BLOCK).min(rows);
-            let columns = piece.start * TILE..(piece.end * TILE).min(part.affine.matrix.rows());
-            let width = part.out.width;
-            // SAFETY: these rows of these columns are this thread's alone; the inputs were
-            // complete before the last barrier or are this thread's own.
-            unsafe {
-                let out = part.out.ptr(these.start);
-                let x = (acts.0, tiles.x.rows.width, rows);
-                let first = match &tiles.finish {
-                    Finish::Gate { up, .. } => up.matrix.start(0, piece.start),
-                    _ => then,
-                };
-                let (r, p) = (these.clone(), piece.clone());
-                self.product(&part.affine, 0, x, acts.1, r, p, out, width, first);
-                match &tiles.finish {
-                    Finish::Plain => {}
-                    Finish::Gate { up, act } => {
-                        let stride = PIECE_TILES * TILE;
-                        let second = worker.up.as_mut_ptr().wrapping_sub(columns.start);
-                        let (r, p) = (these.clone(), piece.clone());
-                        self.product(up, 0, x, acts.1, r, p, second, stride, then);
-                        for i in 0..these.len() {
-                            let g = out.add(i * width + columns.start);
-                            let u = worker.up.as_ptr().add(i * stride);
-                            (self.ops.gate)(g, u, g, columns.len(), *act);
-                            if let Some(made) = made {
-                                let part = std::slice::from_raw_parts(g, columns.len());
-                                let row = these.start + i;
-                                made.fill_part(self.kernels, row, part, columns.start / 32);
-                            }
-                        }
-                    }
-                    Finish::Logits { scale, cap } => {
-                        if *scale != 1.0 || *cap != 0.0 {
-                            for i in 0..these.len() {
-                                let v = out.add(i * width + columns.start);
-                                (self.ops.scale_and_cap)(v, columns.len(), *scale, *cap);
-                            }
+            self.piece(tiles, item % pieces, these, rows, acts, then, worker);
+        });
+    }
+
+    /// A piece of a product for at most [`ROW_BLOCK`] of `rows` rows, with what follows it. These rows of its columns
+    /// are this thread's alone; the inputs were complete before the last barrier or are this thread's own. `then` is
+    /// what will be read next.
+    #[expect(clippy::too_many_arguments, reason = "the coordinates of one item")]
+    pub(crate) fn piece(
+        &self,
+        tiles: &Tiles,
+        piece: usize,
+        these: std::ops::Range<usize>,
+        rows: usize,
+        acts: (*const f32, Option<Q8View>),
+        then: *const u8,
+        worker: &mut Worker,
+    ) {
+        let made = tiles.makes.then(|| self.made.shaped(rows, tiles.parts[0].out.width));
+        let (part, piece) = &tiles.pieces[piece];
+        let part = &tiles.parts[*part];
+        let columns = piece.start * TILE..(piece.end * TILE).min(part.affine.matrix.rows());
+        let width = part.out.width;
+        // SAFETY: as said above.
+        unsafe {
+            let out = part.out.ptr(these.start);
+            let x = (acts.0, tiles.x.rows.width, rows);
+            let first = match &tiles.finish {
+                Finish::Gate { up, .. } => up.matrix.start(0, piece.start),
+                _ => then,
+            };
+            let (r, p) = (these.clone(), piece.clone());
+            self.product(&part.affine, 0, x, acts.1, r, p, out, width, first);
+            match &tiles.finish {
+                Finish::Plain => {}
+                Finish::Gate { up, act } => {
+                    let stride = PIECE_TILES * TILE;
+                    let second = worker.up.as_mut_ptr().wrapping_sub(columns.start);
+                    let (r, p) = (these.clone(), piece.clone());
+                    self.product(up, 0, x, acts.1, r, p, second, stride, then);
+                    for i in 0..these.len() {
+                        let g = out.add(i * width + columns.start);
+                        let u = worker.up.as_ptr().add(i * stride);
+                        (self.ops.gate)(g, u, g, columns.len(), *act);
+                        if let Some(made) = made {
+                            let part = std::slice::from_raw_parts(g, columns.len());
+                            let row = these.start + i;
+                            made.fill_part(self.kernels, row, part, columns.start / 32);
                         }
                     }
                 }
-                self.add_residual(part, these, columns);
+                Finish::Logits { scale, cap } => {
+                    if *scale != 1.0 || *cap != 0.0 {
+                        for i in 0..these.len() {
+                            let v = out.add(i * width + columns.start);
+                            (self.ops.scale_and_cap)(v, columns.len(), *scale, *cap);
+                        }
+                    }
+                }
             }
-        });
+            self.add_residual(part, these, columns);
+        }
     }
 
     /// `W·x + b` for some rows and tiles.
@@ -424,7 +476,7 @@ impl Machine {
     ///
     /// # Safety
     /// Nobody else touches these columns of these rows meanwhile.
-    unsafe fn add_residual(
+    pub(crate) unsafe fn add_residual(
         &self,
         part: &Part,
         these: std::ops::Range<usize>,

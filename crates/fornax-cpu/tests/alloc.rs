@@ -15,7 +15,8 @@ use counting::allocations;
 #[test]
 fn sixty_four_tokens_of_three_sequences_allocate_nothing() {
     let plan = proof_plan(TensorType::Q8_0);
-    let options = CpuOptions { threads: Some(2), isa: None, pin: Some(false) };
+    let options =
+        CpuOptions { threads: Some(2), isa: None, pin: Some(false), ..CpuOptions::default() };
     let device = CpuDevice::new(options).unwrap();
     let limits = Limits {
         slots: 3,

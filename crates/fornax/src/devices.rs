@@ -52,6 +52,9 @@ impl Opened {
     /// # Errors
     /// When it is not in this build or not in this machine.
     pub(crate) fn new(config: &Config) -> Result<Opened> {
+        if config.fast_prompt && !matches!(config.device, DeviceName::Auto | DeviceName::Cpu) {
+            bail!("--fast-prompt: only the CPU has such a form; use --device cpu or leave it out");
+        }
         match config.device {
             DeviceName::Auto => auto(config),
             DeviceName::Cpu => Ok(Opened::Cpu(cpu(config)?)),
@@ -182,9 +185,9 @@ pub(crate) fn gpu_report() -> Result<Vec<(String, String)>> {
 }
 
 /// The GPU: on a Mac with one line where it cannot be had, since each has one; elsewhere where there is one. Who asks
-/// for threads or a tier asks for the CPU.
+/// for threads, a tier or the fast form of prompts asks for the CPU.
 fn auto(config: &Config) -> Result<Opened> {
-    if config.threads.is_some() || config.cpu_isa.is_some() {
+    if config.threads.is_some() || config.cpu_isa.is_some() || config.fast_prompt {
         return Ok(Opened::Cpu(cpu(config)?));
     }
     if cfg!(target_os = "macos") {
@@ -271,7 +274,12 @@ fn cpu(config: &Config) -> Result<CpuDevice> {
             }
         },
     };
-    Ok(CpuDevice::new(CpuOptions { threads: config.threads, isa, pin: None })?)
+    Ok(CpuDevice::new(CpuOptions {
+        threads: config.threads,
+        isa,
+        pin: None,
+        fast_prompt: config.fast_prompt,
+    })?)
 }
 
 #[cfg(test)]

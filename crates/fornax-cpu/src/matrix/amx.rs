@@ -7,10 +7,15 @@
 //! integer sums are exact and are scaled and added by the same code as on the other tiers, so
 //! that every bit is theirs. The four instructions stand behind [`Unit`], which tests emulate.
 
+mod trial;
+
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
-use std::sync::OnceLock;
+
+pub(crate) use trial::{has_halves, works};
+#[cfg(test)]
+pub(super) use trial::{right_halves, right_sums};
 
 use super::Layout;
 use super::activations::{ActBlock, Acts, GROUP};
@@ -34,7 +39,7 @@ const ACT_STEP: usize = size_of::<ActBlock>();
 
 /// Shapes of the eight registers, as `ldtilecfg` takes them.
 #[repr(C, align(64))]
-pub(super) struct Config {
+pub(crate) struct Config {
     palette: u8,
     start_row: u8,
     reserved: [u8; 14],
@@ -47,6 +52,8 @@ pub(super) struct Config {
 pub(super) static WHOLE: Config = Config::of(32, 8);
 /// The same of half a block, where each half has a scale of its own.
 pub(super) static HALVES: Config = Config::of(16, 4);
+/// The largest registers that there are, all of them.
+pub(crate) static FULL: Config = Config::of(64, 16);
 
 impl Config {
     /// For `act_bytes` activations of a row at once and as many weights, in `weight_rows` quads.
@@ -73,7 +80,7 @@ impl Config {
 /// # Safety
 /// Of every function: the registers are there and, but for the first, configured; addresses reach
 /// as far as the register's shape and the step say.
-pub(super) trait Unit {
+pub(crate) trait Unit {
     /// Gives the registers their shapes and clears them.
     unsafe fn shape(&mut self, config: &'static Config);
     /// Fills register `T` with rows that lie `step` bytes apart.
@@ -82,12 +89,16 @@ pub(super) trait Unit {
     unsafe fn zero<const T: u8>(&mut self);
     /// Adds to the 32-bit sums of `C` the products of the signed bytes of `A` and `B`.
     unsafe fn dot<const C: u8, const A: u8, const B: u8>(&mut self);
+    /// Adds to the f32 sums of `C` the products of the bfloat16 of `A` and `B`; this needs [`has_halves`] besides.
+    unsafe fn dot_halves<const C: u8, const A: u8, const B: u8>(&mut self);
     /// Writes register `T` as rows of 64 bytes.
     unsafe fn store<const T: u8>(&mut self, to: *mut u8);
+    /// The same with rows that begin `step` bytes apart.
+    unsafe fn store_apart<const T: u8>(&mut self, to: *mut u8, step: usize);
 }
 
 /// The processor's own.
-pub(super) struct Silicon;
+pub(crate) struct Silicon;
 
 // SAFETY (every block below): the caller's word. The compiler keeps nothing in tile registers,
 // and keeps the order of these statements.
@@ -125,11 +136,26 @@ impl Unit for Silicon {
     }
 
     #[inline(always)]
+    unsafe fn dot_halves<const C: u8, const A: u8, const B: u8>(&mut self) {
+        // SAFETY: see above.
+        unsafe {
+            asm!("tdpbf16ps tmm{c}, tmm{a}, tmm{b}", c = const C, a = const A, b = const B,
+                options(nostack, preserves_flags, nomem));
+        }
+    }
+
+    #[inline(always)]
     unsafe fn store<const T: u8>(&mut self, to: *mut u8) {
+        // SAFETY: see above.
+        unsafe { self.store_apart::<T>(to, 64) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_apart<const T: u8>(&mut self, to: *mut u8, step: usize) {
         // SAFETY: see above.
         unsafe {
             asm!("tilestored [{to} + {step}*1], tmm{t}", t = const T, to = in(reg) to,
-                step = in(reg) 64usize, options(nostack, preserves_flags));
+                step = in(reg) step, options(nostack, preserves_flags));
         }
     }
 }
@@ -137,7 +163,7 @@ impl Unit for Silicon {
 impl Silicon {
     /// Leaves the registers empty, so that no switch of threads has to keep them.
     #[inline(always)]
-    fn close(self) {
+    pub(crate) fn close(self) {
         // SAFETY: only ever called where the registers are.
         unsafe { asm!("tilerelease", options(nostack, nomem)) }
     }
@@ -432,127 +458,6 @@ unsafe fn add<F: Format>(
     }
 }
 
-/// Whether this processor has the registers, the system lets this process use them, and a trial
-/// gave the right sums. The trial runs in a child process, so that a processor which claims more
-/// than it has ends that and nothing else. Asked once.
-pub(crate) fn works() -> bool {
-    static WORKS: OnceLock<bool> = OnceLock::new();
-    *WORKS.get_or_init(|| claimed() && permitted() && tried())
-}
-
-fn claimed() -> bool {
-    /// Tile configuration and tile data in the set of states that the system keeps.
-    const STATES: u64 = 3 << 17;
-    #[target_feature(enable = "xsave")]
-    fn states() -> u64 {
-        // SAFETY: the feature is there, and register 0 exists.
-        unsafe { _xgetbv(0) }
-    }
-    if !is_x86_feature_detected!("xsave") || __cpuid(0).eax < 7 {
-        return false;
-    }
-    // OSXSAVE; AMX-TILE and AMX-INT8.
-    let system = __cpuid(1).ecx >> 27 & 1 == 1;
-    let tiles = __cpuid_count(7, 0).edx >> 24 & 3 == 3;
-    // SAFETY: the feature was found, and the system has enabled it.
-    system && tiles && unsafe { states() } & STATES == STATES
-}
-
-#[cfg(target_os = "linux")]
-fn permitted() -> bool {
-    /// `ARCH_REQ_XCOMP_PERM` and the number of the tile data; for all threads of the process.
-    const REQUEST: libc::c_ulong = 0x1023;
-    const TILE_DATA: libc::c_ulong = 18;
-    // SAFETY: asks for a permission and touches no memory.
-    unsafe { libc::syscall(libc::SYS_arch_prctl, REQUEST, TILE_DATA) == 0 }
-}
-
-#[cfg(not(target_os = "linux"))]
-fn permitted() -> bool {
-    false
-}
-
-#[cfg(target_os = "linux")]
-fn tried() -> bool {
-    // SAFETY: the child only computes on its own stack and leaves at once.
-    unsafe {
-        let child = libc::fork();
-        if child == 0 {
-            libc::_exit(if right_sums(&mut Silicon) { 0 } else { 1 });
-        }
-        let mut status = 0;
-        while child > 0 && libc::waitpid(child, &mut status, 0) < 0 {
-            if *libc::__errno_location() != libc::EINTR {
-                return false;
-            }
-        }
-        child > 0 && libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-fn tried() -> bool {
-    false
-}
-
-/// Whether a product of every shape used here comes out right.
-///
-/// # Safety
-/// The unit's registers are there.
-pub(super) unsafe fn right_sums<U: Unit>(unit: &mut U) -> bool {
-    let act = |row: usize, k: usize| ((row * 37 + k * 11) % 255) as i32 - 127;
-    let weight = |k: usize, col: usize| ((k * 29 + col * 53) % 256) as i32 - 128;
-    let mut acts = [[0u8; ACT_STEP]; GROUP];
-    let mut weights = [[0u8; 64]; QUADS];
-    for k in 0..BLOCK {
-        for at in 0..GROUP {
-            acts[at][k] = act(at, k) as u8;
-            weights[k / 4][at * 4 + k % 4] = weight(k, at) as u8;
-        }
-    }
-    /// As the registers store them.
-    #[repr(C, align(64))]
-    struct Stored([[[i32; TILE]; GROUP]; 4]);
-    let mut stored = Stored([[[0; TILE]; GROUP]; 4]);
-    let (x, w, to) = (acts.as_ptr().cast::<u8>(), weights.as_ptr().cast::<u8>(), &mut stored.0);
-    // SAFETY: all of these are as large as the registers.
-    unsafe {
-        unit.shape(&WHOLE);
-        unit.load::<4>(x, ACT_STEP);
-        unit.load::<5>(w, 64);
-        unit.zero::<0>();
-        unit.dot::<0, 4, 5>();
-        unit.store::<0>(to[0].as_mut_ptr().cast());
-        unit.load::<6>(x, ACT_STEP);
-        unit.load::<7>(w, 64);
-        unit.zero::<2>();
-        unit.dot::<2, 6, 7>();
-        unit.store::<2>(to[1].as_mut_ptr().cast());
-        unit.shape(&HALVES);
-        unit.load::<4>(x, ACT_STEP);
-        unit.load::<5>(w, 64);
-        unit.zero::<1>();
-        unit.dot::<1, 4, 5>();
-        unit.store::<1>(to[2].as_mut_ptr().cast());
-        unit.load::<6>(x.add(BLOCK / 2), ACT_STEP);
-        unit.load::<7>(w.add(PLAIN / 2), 64);
-        unit.zero::<3>();
-        unit.dot::<3, 6, 7>();
-        unit.store::<3>(to[3].as_mut_ptr().cast());
-    }
-    let mut right = true;
-    for row in 0..GROUP {
-        for col in 0..TILE {
-            let part = |from: usize, to: usize| {
-                (from..to).map(|k| act(row, k) * weight(k, col)).sum::<i32>()
-            };
-            right &= to[0][row][col] == part(0, 32) && to[1][row][col] == part(0, 32);
-            right &= to[2][row][col] == part(0, 16) && to[3][row][col] == part(16, 32);
-        }
-    }
-    right
-}
-
 /// Multiplies full registers, four results in flight; returns multiplications and additions.
 ///
 /// # Safety
@@ -560,7 +465,6 @@ pub(super) unsafe fn right_sums<U: Unit>(unit: &mut U) -> bool {
 pub(crate) unsafe fn busy(rounds: usize) -> usize {
     let ones = [[1u8; 64]; 16];
     let at = ones.as_ptr().cast::<u8>();
-    static FULL: Config = Config::of(64, 16);
     // SAFETY: the caller's word; every register is as large as `ones`.
     unsafe {
         let mut unit = Silicon;

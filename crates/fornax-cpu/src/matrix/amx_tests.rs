@@ -9,7 +9,7 @@ use super::{Layout, Matrix};
 use crate::isa::Isa;
 
 /// Eight registers of at most sixteen rows of 64 bytes, and their shapes.
-struct Emulated([[[u8; 64]; 16]; 8], &'static Config);
+pub(crate) struct Emulated([[[u8; 64]; 16]; 8], &'static Config);
 
 impl Emulated {
     /// Rows of a register and the bytes of each.
@@ -58,16 +58,45 @@ impl Unit for Emulated {
         }
     }
 
+    /// Products of pairs in f32, even and odd ones summed apart, subnormals as zeros.
+    unsafe fn dot_halves<const C: u8, const A: u8, const B: u8>(&mut self) {
+        let ((rows, c_bytes), (a_rows, a_bytes), (b_rows, b_bytes)) =
+            (self.shape_of(C), self.shape_of(A), self.shape_of(B));
+        assert!(rows == a_rows && c_bytes == b_bytes && a_bytes == 4 * b_rows, "shapes disagree");
+        let half = |t: u8, row: usize, at: usize, of: &Self| {
+            let (pairs, _) = of.0[usize::from(t)][row].as_chunks::<2>();
+            let v = f32::from_bits(u32::from(u16::from_le_bytes(pairs[at])) << 16);
+            if v.is_subnormal() { 0.0 } else { v }
+        };
+        for row in 0..rows {
+            for col in 0..c_bytes / 4 {
+                let mut sums = [0.0f32; 2];
+                for k in 0..a_bytes / 2 {
+                    let (a, b) = (half(A, row, k, self), half(B, k / 2, col * 2 + k % 2, self));
+                    sums[k % 2] = a.mul_add(b, sums[k % 2]);
+                }
+                let (quads, _) = self.0[usize::from(C)][row].as_chunks_mut::<4>();
+                let sum = f32::from_le_bytes(quads[col]) + (sums[0] + sums[1]);
+                quads[col] = sum.to_le_bytes();
+            }
+        }
+    }
+
     unsafe fn store<const T: u8>(&mut self, to: *mut u8) {
+        // SAFETY: the trait's condition.
+        unsafe { self.store_apart::<T>(to, 64) };
+    }
+
+    unsafe fn store_apart<const T: u8>(&mut self, to: *mut u8, step: usize) {
         let (rows, row_bytes) = self.shape_of(T);
         for (row, from) in self.0[usize::from(T)].iter().enumerate().take(rows) {
             // SAFETY: the trait's condition.
-            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.add(row * 64), row_bytes) };
+            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.add(row * step), row_bytes) };
         }
     }
 }
 
-fn emulated() -> Emulated {
+pub(crate) fn emulated() -> Emulated {
     Emulated([[[0; 64]; 16]; 8], &WHOLE)
 }
 
@@ -76,6 +105,8 @@ fn emulated() -> Emulated {
 fn the_trial_is_right_where_the_instructions_are() {
     // SAFETY: an emulation needs no configuration.
     assert!(unsafe { amx::right_sums(&mut emulated()) });
+    // SAFETY: as above.
+    assert!(unsafe { amx::right_halves(&mut emulated()) });
     if !Isa::Amx.is_available() {
         eprintln!("amx: not available on this machine; its layouts are tried on an emulation");
         assert!(!Isa::available().contains(&Isa::Amx));
@@ -104,13 +135,24 @@ fn a_broken_unit_fails_the_trial() {
             unsafe { self.0.dot::<C, A, B>() }
             self.0.0[usize::from(C)][15][60] ^= 1;
         }
+        unsafe fn dot_halves<const C: u8, const A: u8, const B: u8>(&mut self) {
+            // SAFETY: the caller's word.
+            unsafe { self.0.dot_halves::<C, A, B>() }
+            self.0.0[usize::from(C)][15][60] ^= 1;
+        }
         unsafe fn store<const T: u8>(&mut self, to: *mut u8) {
             // SAFETY: the caller's word.
             unsafe { self.0.store::<T>(to) }
         }
+        unsafe fn store_apart<const T: u8>(&mut self, to: *mut u8, step: usize) {
+            // SAFETY: the caller's word.
+            unsafe { self.0.store_apart::<T>(to, step) }
+        }
     }
     // SAFETY: an emulation needs no configuration.
     assert!(!unsafe { amx::right_sums(&mut Broken(emulated())) });
+    // SAFETY: as above.
+    assert!(!unsafe { amx::right_halves(&mut Broken(emulated())) });
 }
 
 #[test]

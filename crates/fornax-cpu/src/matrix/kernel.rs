@@ -275,12 +275,41 @@ pub(super) unsafe fn unpack_row<S: Simd<Bytes = [u8; 64], Floats = [f32; 16]>, F
         let (unit, at) = (ix / F::UNIT, ix % F::UNIT);
         // SAFETY: the caller's word.
         let block = unsafe { F::decode::<S>(tile.add(unit * (F::HEAD + F::UNIT * F::PLANES)), at) };
-        for (col, out) in out.iter_mut().enumerate() {
-            let q = block.w[col / 4][row * 4 + col % 4] as i8;
-            let half = usize::from(F::HALVES && col >= 16);
-            let plain = block.scales.scale[half][row] * f32::from(q);
-            *out = if F::MINIMA { plain + block.scales.min[half][row] } else { plain };
+        plain_row::<S, F>(&block, row, out);
+    }
+}
+
+/// [`unpack_row`] of all sixteen rows, one after the other.
+///
+/// # Safety
+/// `tile` holds `out.len() / (16 · 32)` blocks of format `F`.
+pub(super) unsafe fn unpack_tile<S: Simd<Bytes = [u8; 64], Floats = [f32; 16]>, F: Format>(
+    tile: *const u8,
+    out: &mut [f32],
+) {
+    let cols = out.len() / TILE;
+    for ix in 0..cols / BLOCK {
+        let (unit, at) = (ix / F::UNIT, ix % F::UNIT);
+        // SAFETY: the caller's word.
+        let block = unsafe { F::decode::<S>(tile.add(unit * (F::HEAD + F::UNIT * F::PLANES)), at) };
+        for row in 0..TILE {
+            let out = &mut out[row * cols + ix * BLOCK..][..BLOCK];
+            plain_row::<S, F>(&block, row, out);
         }
+    }
+}
+
+/// The weights of row `row` of a decoded block, as f32.
+fn plain_row<S: Simd<Bytes = [u8; 64], Floats = [f32; 16]>, F: Format>(
+    block: &Decoded<S>,
+    row: usize,
+    out: &mut [f32],
+) {
+    for (col, out) in out.iter_mut().enumerate() {
+        let q = block.w[col / 4][row * 4 + col % 4] as i8;
+        let half = usize::from(F::HALVES && col >= 16);
+        let plain = block.scales.scale[half][row] * f32::from(q);
+        *out = if F::MINIMA { plain + block.scales.min[half][row] } else { plain };
     }
 }
 

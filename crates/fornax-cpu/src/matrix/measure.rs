@@ -8,6 +8,7 @@ use std::time::Instant;
 use fornax_gguf::{Mapping, TensorType};
 use fornax_plan::{Error, Result, WeightRef};
 
+use super::coarse::{self, CoarseKernels, CoarseMatrix, CoarseRows, CoarseView, ROWS};
 use super::{Acts, Matrix, Q8Rows};
 use crate::isa::Isa;
 
@@ -24,6 +25,8 @@ pub struct Case {
     pub act_rows: usize,
     /// The tier.
     pub isa: Isa,
+    /// In the form of `fast_prompt`.
+    pub fast: bool,
     /// Threads, each with a share of the tiles.
     pub threads: usize,
     /// How long to go on.
@@ -40,6 +43,38 @@ pub struct Rates {
     pub gigaops: f64,
 }
 
+/// A product to be measured.
+enum Product<'a> {
+    Exact(&'a Matrix, Acts<'a>),
+    Coarse(CoarseMatrix, CoarseView, &'static CoarseKernels),
+}
+
+impl Product<'_> {
+    /// # Safety
+    /// As the two kinds of `multiply`.
+    unsafe fn run(
+        &self,
+        case: &Case,
+        rows: Range<usize>,
+        tiles: Range<usize>,
+        out: *mut f32,
+        width: usize,
+    ) {
+        // SAFETY: the caller's word.
+        unsafe {
+            match self {
+                Product::Exact(matrix, acts) => {
+                    let kernels = case.isa.kernels();
+                    matrix.multiply(kernels, 0, acts, rows, tiles, out, width, std::ptr::null());
+                }
+                Product::Coarse(matrix, acts, kernels) => {
+                    matrix.multiply(kernels, *acts, rows, tiles, out, width);
+                }
+            }
+        }
+    }
+}
+
 /// Measures one case.
 ///
 /// # Errors
@@ -49,6 +84,10 @@ pub fn multiply(case: &Case) -> Result<Rates> {
     if !isa.is_available() {
         return Err(Error::unsupported(format!("measuring {isa}: not on this machine")));
     }
+    let fast = isa.coarse().filter(|_| case.fast);
+    if case.fast && fast.is_none() {
+        return Err(Error::unsupported(format!("measuring {isa}: it has no fast form of prompts")));
+    }
     let len = cols as usize / ty.block_len() * ty.block_bytes() * rows as usize;
     // Bits of no meaning, but floats of usual size in every type: subnormals are slow.
     let bytes = (0..len).map(|ix| (60 + ix * 7 % 41) as u8).collect();
@@ -57,20 +96,30 @@ pub fn multiply(case: &Case) -> Result<Rates> {
     let matrix = Matrix::alone(&weight, threads)?;
     let x: Vec<f32> = (0..act_rows * cols as usize).map(|ix| (ix % 17) as f32 - 8.0).collect();
     let store = Q8Rows::new(act_rows, cols as usize)?;
-    let acts = if matrix.takes_q8() {
+    let room = CoarseRows::new(act_rows, cols as usize)?;
+    let product = if let Some(kernels) = fast {
+        let form = CoarseMatrix::place(&matrix, &mut coarse::arena(&[&matrix])?);
+        coarse::fill(&[(&form, &matrix)], threads);
+        let view = room.shaped(act_rows, cols as usize);
+        for (row, x) in x.chunks(cols as usize).enumerate() {
+            // SAFETY: one thread fills, and `room` outlives the view.
+            unsafe { view.fill(kernels, row, x, 0) };
+        }
+        Product::Coarse(form, view, kernels)
+    } else if matrix.takes_q8() {
         let view = store.shaped(act_rows, cols as usize);
         for (row, x) in x.chunks(cols as usize).enumerate() {
             // SAFETY: one thread fills, and `store` outlives the view.
             unsafe { view.fill(isa.kernels(), row, x, 0..view.blocks()) };
         }
-        Acts::Q8(view)
+        Product::Exact(&matrix, Acts::Q8(view))
     } else {
-        Acts::F32 { x: &x, cols: cols as usize }
+        Product::Exact(&matrix, Acts::F32 { x: &x, cols: cols as usize })
     };
     let all = matrix.tiles();
     let share = |thread: usize| all * thread / threads..all * (thread + 1) / threads;
     let tiles_per_second: f64 = std::thread::scope(|scope| {
-        let run = |thread| rate(&matrix, &acts, share(thread), case);
+        let run = |thread| rate(&matrix, &product, share(thread), case);
         let others: Vec<_> = (1..threads).map(|thread| scope.spawn(move || run(thread))).collect();
         run(0) + others.into_iter().map(|t| t.join().unwrap_or(0.0)).sum::<f64>()
     });
@@ -82,7 +131,7 @@ pub fn multiply(case: &Case) -> Result<Rates> {
 }
 
 /// Tiles per second of one thread, which goes round its share a few tiles at a time.
-fn rate(matrix: &Matrix, acts: &Acts<'_>, share: Range<usize>, case: &Case) -> f64 {
+fn rate(matrix: &Matrix, product: &Product<'_>, share: Range<usize>, case: &Case) -> f64 {
     let per_piece = ((1 << 19) / matrix.tile_bytes() / case.act_rows.min(64)).max(4);
     let width = per_piece * super::TILE;
     let mut out = vec![0.0f32; case.act_rows * width];
@@ -98,9 +147,12 @@ fn rate(matrix: &Matrix, acts: &Acts<'_>, share: Range<usize>, case: &Case) -> f
         let from = Instant::now();
         // Outputs before these tiles are not written, so their place need not exist.
         let to = out.as_mut_ptr().wrapping_sub(tiles.start * super::TILE);
-        let (kernels, rows, count) = (case.isa.kernels(), 0..case.act_rows, tiles.len());
-        // SAFETY: output o of row r lies at r · width + o − 16 · tiles.start, within `out`.
-        unsafe { matrix.multiply(kernels, 0, acts, rows, tiles, to, width, std::ptr::null()) };
+        let count = tiles.len();
+        for from in (0..case.act_rows).step_by(ROWS) {
+            let rows = from..case.act_rows.min(from + ROWS);
+            // SAFETY: output o of row r lies at r · width + o − 16 · tiles.start, within `out`.
+            unsafe { product.run(case, rows, tiles.clone(), to.wrapping_add(from * width), width) };
+        }
         times.push(from.elapsed().as_secs_f64() / count as f64);
         std::hint::black_box(&out);
     }

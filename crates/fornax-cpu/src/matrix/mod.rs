@@ -10,11 +10,12 @@ mod activations;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
 #[cfg(all(test, target_arch = "x86_64"))]
-mod amx_tests;
+pub(crate) mod amx_tests;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
+pub(crate) mod coarse;
 mod drive;
 mod foreign;
 mod format;
@@ -372,6 +373,13 @@ impl Matrix {
         assert!(row < self.rows() && out.len() == self.cols(), "{}: row", self.source.name);
         by_layout!(self.layout, unpack, widen, decode, (self, row, out));
     }
+
+    /// All sixteen rows of a tile of expert 0, one after the other, as [`Matrix::row_to_f32`]; those past the last
+    /// row are left as they are. Block formats only.
+    fn tile_to_f32(&self, tile: usize, out: &mut [f32]) {
+        assert!(tile < self.tiles() && out.len() == TILE * self.cols());
+        by_layout!(self.layout, unpack_all, no_floats, not_foreign, (self, tile, out));
+    }
 }
 
 /// Fills matrices that were placed, a piece at a time to whichever of `threads` threads is free.
@@ -402,6 +410,19 @@ fn unpack<F: Format>(matrix: &Matrix, row: usize, out: &mut [f32]) {
     let tile = matrix.tile(0, row / TILE);
     // SAFETY: the tile holds as many blocks as the row, in this format.
     unsafe { kernel::unpack_row::<scalar::Scalar, F>(tile, row % TILE, out) }
+}
+
+fn unpack_all<F: Format>(matrix: &Matrix, tile: usize, out: &mut [f32]) {
+    // SAFETY: the tile holds as many blocks as a row, in this format.
+    unsafe { kernel::unpack_tile::<scalar::Scalar, F>(matrix.tile(0, tile), out) }
+}
+
+fn no_floats<F: Float>(_: &Matrix, _: usize, _: &mut [f32]) {
+    unreachable!("only block formats come here");
+}
+
+fn not_foreign(_: &Matrix, _: usize, _: &mut [f32]) {
+    unreachable!("only block formats come here");
 }
 
 fn widen<F: Float>(matrix: &Matrix, row: usize, out: &mut [f32]) {

@@ -12,6 +12,11 @@
 #![allow(clippy::needless_range_loop, reason = "registers are indexed in step, by constants")]
 
 mod parts;
+mod room;
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tile_tests;
+#[cfg(target_arch = "x86_64")]
+pub(in crate::ops) mod tiles;
 
 use super::cells::{AsF16, AsF32, AsQ8, Cell, Elements};
 use super::lanes::Lanes;
@@ -19,6 +24,7 @@ use super::math;
 use crate::matrix::{lines, prefetch};
 pub(super) use parts::{attend_merge, attend_part};
 pub(crate) use parts::{part_len, splits};
+pub(crate) use room::{TILE_QUERIES, TileScratch, fits};
 
 /// Tokens of one KV block.
 pub(crate) const BLOCK: usize = 32;

@@ -16,10 +16,12 @@ mod arm;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub(crate) use attend::{Attend, BLOCK, QUERIES, SPLIT, Scratch, part_len, splits};
+pub(crate) use attend::{
+    Attend, BLOCK, QUERIES, SPLIT, Scratch, TILE_QUERIES, TileScratch, fits, part_len, splits,
+};
 pub(crate) use cells::Cell;
 
-use fornax_plan::Activation;
+use fornax_plan::{Activation, RopePairs};
 
 use crate::isa::Isa;
 
@@ -37,6 +39,8 @@ pub(crate) struct VectorOps {
     pub(crate) scale_and_cap: unsafe fn(*mut f32, usize, f32, f32),
     /// x, y, n: x += y.
     pub(crate) add: unsafe fn(*mut f32, *const f32, usize),
+    /// A head, its angles as [`rows::angles`] makes them, which elements pair up.
+    pub(crate) rotate: unsafe fn(&mut [f32], &[f32], RopePairs),
     /// x, out, n (a multiple of 16).
     pub(crate) to_f16: unsafe fn(*const f32, *mut u16, usize),
     /// One call of attention.
@@ -82,6 +86,10 @@ macro_rules! tier {
                 unsafe { math::add::<$lanes>(x, y, n) }
             }
             $(#[target_feature(enable = $feature)])?
+            unsafe fn rotate(head: &mut [f32], angles: &[f32], pairs: RopePairs) {
+                rows::rotate(head, angles, pairs);
+            }
+            $(#[target_feature(enable = $feature)])?
             unsafe fn to_f16(x: *const f32, out: *mut u16, n: usize) {
                 // SAFETY: as said above.
                 unsafe { math::to_f16::<$lanes>(x, out, n) }
@@ -118,6 +126,7 @@ macro_rules! tier {
                 gate,
                 scale_and_cap,
                 add,
+                rotate,
                 to_f16,
                 attend,
                 attend_part,
@@ -146,6 +155,24 @@ impl VectorOps {
             #[cfg(target_arch = "aarch64")]
             Isa::Neon | Isa::NeonDotprod | Isa::NeonI8mm => &neon::TABLE,
             _ => &plain::TABLE,
+        }
+    }
+}
+
+/// Attention of up to [`TILE_QUERIES`] queries of one sequence that may round differently, of shapes that [`fits`]
+/// names.
+///
+/// # Safety
+/// As of [`VectorOps`], and the addresses of the call are good for its sizes.
+pub(crate) type LongAttend = unsafe fn(&Attend<'_>, &mut TileScratch);
+
+impl Isa {
+    /// That of the tier, where it has one.
+    pub(crate) fn long_attend(self) -> Option<LongAttend> {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx if crate::matrix::amx::has_halves() => Some(attend::tiles::attend),
+            _ => None,
         }
     }
 }

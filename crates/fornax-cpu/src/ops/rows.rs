@@ -18,7 +18,8 @@ pub(crate) fn angles(table: &RopeTable, pos: u32, out: &mut [f32]) {
 }
 
 /// Rotates the pairs of a head by what [`angles`] made.
-pub(crate) fn rotate(head: &mut [f32], angles: &[f32], pairs: RopePairs) {
+#[inline(always)]
+pub(super) fn rotate(head: &mut [f32], angles: &[f32], pairs: RopePairs) {
     let n = angles.len() / 2;
     let (cos, sin) = angles.split_at(n);
     match pairs {

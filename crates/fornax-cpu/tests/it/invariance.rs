@@ -15,7 +15,12 @@ const SLOTS: u32 = 5;
 const BLOCKS_EACH: u32 = 12;
 
 pub(crate) fn device(isa: Isa, threads: usize) -> CpuDevice {
-    let options = CpuOptions { threads: Some(threads), isa: Some(isa), pin: Some(false) };
+    let options = CpuOptions {
+        threads: Some(threads),
+        isa: Some(isa),
+        pin: Some(false),
+        ..CpuOptions::default()
+    };
     CpuDevice::new(options).unwrap()
 }
 
@@ -48,13 +53,18 @@ impl Dice {
     }
 }
 
-fn prompt(seq: u32, len: u32) -> Vec<TokenId> {
+pub(crate) fn prompt(seq: u32, len: u32) -> Vec<TokenId> {
     let mut dice = Dice(u64::from(seq) + 77);
     (0..len).map(|_| dice.roll(64)).collect()
 }
 
 /// The logits of every row of a sequence run alone in chunks of `chunk`.
-fn alone(program: &mut dyn Program, slot: u32, tokens: &[TokenId], chunk: usize) -> Vec<f32> {
+pub(crate) fn alone(
+    program: &mut dyn Program,
+    slot: u32,
+    tokens: &[TokenId],
+    chunk: usize,
+) -> Vec<f32> {
     let table = table(slot);
     let mut all = Vec::new();
     let mut out = StepOutput::default();

@@ -4,3 +4,4 @@
 mod heads;
 mod invariance;
 mod program;
+mod prompt;

@@ -23,6 +23,8 @@ pub(crate) struct Config {
     pub(crate) act: Option<ActName>,
     /// Only devices that give the same numbers in any company.
     pub(crate) deterministic: bool,
+    /// Long prompts in the form of the CPU that rounds differently.
+    pub(crate) fast_prompt: bool,
     pub(crate) profile: bool,
     pub(crate) timing: bool,
     pub(crate) volume: Volume,
@@ -72,6 +74,7 @@ impl Config {
             layout: shared.kv,
             act: shared.act,
             deterministic: shared.deterministic,
+            fast_prompt: shared.fast_prompt,
             profile: shared.profile,
             timing: shared.timing,
             volume,

@@ -47,6 +47,11 @@ pub(crate) struct Shared {
     /// refuses where it cannot; the CPU always gives them
     #[arg(long, global = true)]
     pub(crate) deterministic: bool,
+    /// Long prompts in a form that rounds differently: 8 bits with one scale for 256 columns and,
+    /// with AMX, attention in 16 bits. For CPUs with AVX-512 VNNI or AMX; takes a byte more for each
+    /// weight of the layers; decoding stays exact; auto is then the CPU
+    #[arg(long, global = true, conflicts_with = "deterministic")]
+    pub(crate) fast_prompt: bool,
     /// Print calls, time, GB/s and share of every kind of operation and kernel to stderr
     #[arg(long, global = true)]
     pub(crate) profile: bool,
@@ -230,7 +235,7 @@ pub(crate) struct Bench {
     #[command(flatten)]
     pub(crate) model: ModelArg,
     /// Random weights in a known shape, made in memory: smollm2-135m, smollm2-360m, qwen3-0.6b,
-    /// llama-1b, llama-8b with q8_0, q4_k, q4_0, f16, bf16
+    /// qwen2.5-0.5b, llama-1b, llama-8b with q8_0, q4_k, q4_0, f16, bf16
     #[arg(long, value_name = "SHAPE:TYPE", conflicts_with = "model")]
     pub(crate) synthetic: Option<String>,
     /// Prompt tokens; 0 leaves the prompt part out
@@ -396,7 +401,8 @@ pub(crate) struct Quantize {
 
 #[derive(Debug, Args)]
 pub(crate) struct Synth {
-    /// smollm2-135m, smollm2-360m, qwen3-0.6b, llama-1b or llama-8b, then q8_0, q4_k, q4_0, f16 or bf16
+    /// smollm2-135m, smollm2-360m, qwen3-0.6b, qwen2.5-0.5b, llama-1b or llama-8b, then q8_0, q4_k,
+    /// q4_0, f16 or bf16
     #[arg(value_name = "SHAPE:TYPE")]
     pub(crate) what: String,
     /// The GGUF file to write

@@ -219,6 +219,8 @@ mod tests {
             ("smollm2-135m:q8_0", 134.5),
             ("smollm2-360m:q8_0", 361.8),
             ("qwen3-0.6b:q8_0", 596.0),
+            // Less the biases.
+            ("qwen2.5-0.5b:q8_0", 494.0),
             ("llama-1b:q8_0", 1235.8),
             ("llama-8b:q8_0", 8030.3),
         ] {

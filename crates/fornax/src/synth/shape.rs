@@ -90,6 +90,21 @@ pub(crate) static SHAPES: &[Shape] = &[
         pre: "qwen2",
         ..SMOLLM2
     },
+    Shape {
+        name: "qwen2.5-0.5b",
+        family: "qwen2",
+        layers: 24,
+        width: 896,
+        ff_width: 4864,
+        heads: 14,
+        kv_heads: 2,
+        vocab: 151_936,
+        context: 32_768,
+        rope_base: 1_000_000.0,
+        norm_epsilon: 1e-6,
+        pre: "qwen2",
+        ..SMOLLM2
+    },
     LLAMA_1B,
     Shape {
         name: "llama-8b",

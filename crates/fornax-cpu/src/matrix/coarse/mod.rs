@@ -1,0 +1,254 @@
+//! Products that round differently, for prompts on request: weights and activations in 8 bits with one scale for each
+//! row and [`SPAN`] columns, so that integer sums run over a whole span before anything is scaled. It must not know
+//! ops, models or threads.
+//!
+//! Numerics: a row of either kind is cut into spans; a span's largest magnitude `a` gives the scale `a / 127` and the
+//! integers `round(v · (127 / a))`, ties to even. A product starts at 0 and takes, span after span in order, the exact
+//! integer sum times (scale of the weights times scale of the activations), the inner product rounded, the outer one
+//! fused with the sum. So the bits depend on nothing but the row, and are the same with tiles and with vectors.
+//!
+//! ```text
+//! weights      [sixteen rows][64 columns]: 16 quads × 16 rows × 4 bytes, as a tile register takes them; scales [span][16]
+//! activations  [sixteen rows][64 columns]: 16 rows × 64 bytes; scales [span][16], −128 · Σq as i32 [span][16]
+//! ```
+//! Columns past the end of a row are zeros. Memory: a byte for each weight beside the exact ones.
+
+mod acts;
+#[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests;
+#[cfg(target_arch = "x86_64")]
+mod vnni;
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use fornax_plan::Result;
+
+use super::{Arena, Matrix, Share, TILE};
+use crate::isa::Isa;
+pub(crate) use acts::{CoarseRows, CoarseView};
+
+/// Columns that share a scale.
+pub(crate) const SPAN: usize = 256;
+/// Columns that a tile register takes at once.
+const STEP: usize = 64;
+/// Bytes of a step of sixteen rows, of weights or of activations.
+const STEP_BYTES: usize = TILE * STEP;
+/// Steps of a whole span.
+const STEPS: usize = SPAN / STEP;
+/// Rows of activations of one call, at most; a call begins and ends within so many rows of a multiple of them.
+pub(crate) const ROWS: usize = 128;
+
+/// The routines of a tier.
+pub(crate) struct CoarseKernels {
+    /// As [`CoarseMatrix::multiply`].
+    multiply: unsafe fn(&Job<'_>),
+    /// Quantises one span of a row, at most [`SPAN`] elements: `x`, then where its first step, its scale and its sum
+    /// go; a row's next step lies [`STEP_BYTES`] further.
+    quantize: unsafe fn(&[f32], *mut i8, *mut f32, *mut i32),
+}
+
+impl Isa {
+    /// The routines of the tier; none where it has nothing to gain from them.
+    pub(crate) fn coarse(self) -> Option<&'static CoarseKernels> {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => Some(&amx::KERNELS),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Vnni => Some(&vnni::KERNELS),
+            _ => None,
+        }
+    }
+}
+
+/// A matrix in 8 bits with a scale for each row and span.
+pub(crate) struct CoarseMatrix {
+    rows: usize,
+    cols: usize,
+    data: Share,
+    scales: Share,
+}
+
+/// One call of [`CoarseMatrix::multiply`].
+struct Job<'a> {
+    matrix: &'a CoarseMatrix,
+    acts: CoarseView,
+    act_rows: Range<usize>,
+    tiles: Range<usize>,
+    out: *mut f32,
+    stride: usize,
+}
+
+#[inline(always)]
+fn steps(cols: usize) -> usize {
+    cols.div_ceil(STEP)
+}
+
+#[inline(always)]
+fn spans(cols: usize) -> usize {
+    cols.div_ceil(SPAN)
+}
+
+impl CoarseMatrix {
+    /// Whether a matrix can have this form: one that takes 8-bit activations, of no experts.
+    pub(crate) fn fits(matrix: &Matrix) -> bool {
+        matrix.takes_q8() && matrix.copied() && matrix.experts() == 1
+    }
+
+    /// Bytes that the form of `matrix` takes in an arena.
+    pub(crate) fn room(matrix: &Matrix) -> usize {
+        matrix.tiles() * (steps(matrix.cols()) * STEP_BYTES + spans(matrix.cols()) * TILE * 4)
+    }
+
+    /// The form of `matrix` in the next [`CoarseMatrix::room`] of `arena`, still to be filled by [`fill`].
+    pub(crate) fn place(matrix: &Matrix, arena: &mut Arena) -> CoarseMatrix {
+        let (rows, cols, tiles) = (matrix.rows(), matrix.cols(), matrix.tiles());
+        let data = arena.take(tiles * steps(cols) * STEP_BYTES);
+        let scales = arena.take(tiles * spans(cols) * TILE * 4);
+        CoarseMatrix { rows, cols, data, scales }
+    }
+
+    /// Rows: elements of the product.
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Tiles of [`TILE`] rows.
+    pub(crate) fn tiles(&self) -> usize {
+        self.rows.div_ceil(TILE)
+    }
+
+    /// Bytes held.
+    pub(crate) fn bytes(&self) -> usize {
+        self.data.len() + self.scales.len()
+    }
+
+    /// The steps of a tile.
+    #[inline(always)]
+    fn tile(&self, tile: usize) -> *const u8 {
+        self.data.as_ptr().wrapping_add(tile * steps(self.cols) * STEP_BYTES)
+    }
+
+    /// The scales of a tile's span.
+    #[inline(always)]
+    fn scale(&self, tile: usize, span: usize) -> *const f32 {
+        let at = (tile * spans(self.cols) + span) * TILE;
+        self.scales.as_ptr().cast::<f32>().wrapping_add(at)
+    }
+
+    /// Makes a tile from the exact one.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes the tile meanwhile.
+    unsafe fn fill_tile(&self, from: &Matrix, tile: usize, room: &mut Vec<f32>) {
+        let (cols, rows) = (self.cols, TILE.min(self.rows - tile * TILE));
+        room.resize(TILE * cols, 0.0);
+        from.tile_to_f32(tile, room);
+        for row in 0..rows {
+            for (span, x) in room[row * cols..][..cols].chunks(SPAN).enumerate() {
+                let mut q = [0i8; SPAN];
+                let scale = quantized(x, &mut q);
+                // SAFETY: the tile has a place for each of these; the caller's word.
+                unsafe {
+                    *self.scale(tile, span).cast_mut().add(row) = scale;
+                    let at = self.tile(tile).cast_mut().add(span * STEPS * STEP_BYTES);
+                    for (quad, q) in q[..x.len().next_multiple_of(4)].chunks(4).enumerate() {
+                        let to = at.add(quad * TILE * 4 + row * 4);
+                        std::ptr::copy_nonoverlapping(q.as_ptr().cast(), to, 4);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Multiplies the rows `act_rows` of `acts` with the tiles `tiles`: output `o` of row `act_rows.start + i` goes to
+    /// `out[i · stride + o]`, none past [`CoarseMatrix::rows`].
+    ///
+    /// # Safety
+    /// `out` reaches all of these outputs, nobody else reads or writes them meanwhile, the activations are alive and
+    /// these rows of them filled, and the kernels' tier is available.
+    ///
+    /// # Panics
+    /// Where tiles, rows or the width of the activations do not fit.
+    pub(crate) unsafe fn multiply(
+        &self,
+        kernels: &CoarseKernels,
+        acts: CoarseView,
+        act_rows: Range<usize>,
+        tiles: Range<usize>,
+        out: *mut f32,
+        stride: usize,
+    ) {
+        assert!(tiles.end <= self.tiles() && act_rows.end <= acts.rows());
+        assert!(act_rows.is_empty() || act_rows.start / ROWS == (act_rows.end - 1) / ROWS);
+        assert_eq!(acts.cols(), self.cols, "width of the activations");
+        if !act_rows.is_empty() {
+            // SAFETY: shapes were checked above; the rest is the caller's word.
+            unsafe {
+                (kernels.multiply)(&Job { matrix: self, acts, act_rows, tiles, out, stride });
+            }
+        }
+    }
+}
+
+/// The integers of a span and what one step of them stands for: NaN where something was not finite, 0 where all is
+/// too small to be told from nothing.
+fn quantized(x: &[f32], q: &mut [i8; SPAN]) -> f32 {
+    let largest = x.iter().fold(0u32, |most, v| most.max(v.to_bits() & 0x7FFF_FFFF));
+    let a = f32::from_bits(largest);
+    let inverse = 127.0 / a;
+    q.fill(0);
+    if let Some(flat) = flat(largest, inverse) {
+        return flat;
+    }
+    for (q, v) in q.iter_mut().zip(x) {
+        *q = (v * inverse).round_ties_even() as i8;
+    }
+    a / 127.0
+}
+
+/// The scale of a span with nothing to quantise, given its largest magnitude as bits and the inverse of a step.
+fn flat(largest: u32, inverse: f32) -> Option<f32> {
+    if largest >= 0x7F80_0000 {
+        return Some(f32::NAN);
+    }
+    (largest == 0 || !inverse.is_finite()).then_some(0.0)
+}
+
+/// Fills forms that were placed, each from its exact matrix, tile by tile to whichever of `threads` threads is free.
+pub(crate) fn fill(forms: &[(&CoarseMatrix, &Matrix)], threads: usize) {
+    /// Tiles that one thread fills at a time.
+    const PIECE: usize = 8;
+    let mut pieces = Vec::new();
+    for (form, exact) in forms {
+        pieces.extend((0..form.tiles()).step_by(PIECE).map(|from| (*form, *exact, from)));
+    }
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut room = Vec::new();
+        while let Some((form, exact, from)) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
+            for tile in *from..(from + PIECE).min(form.tiles()) {
+                // SAFETY: every piece is taken once, by one thread.
+                unsafe { form.fill_tile(exact, tile, &mut room) };
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads.min(pieces.len()) {
+            scope.spawn(work);
+        }
+        work();
+    });
+}
+
+/// Room for the coarse forms of these matrices, in their order.
+///
+/// # Errors
+/// `is_out_of_memory`.
+pub(crate) fn arena(matrices: &[&Matrix]) -> Result<Arena> {
+    // Two pieces for each, whole cache lines.
+    let room = matrices.iter().map(|m| CoarseMatrix::room(m).saturating_add(128));
+    Arena::new(room.fold(0usize, usize::saturating_add), "the weights of --fast-prompt")
+}
