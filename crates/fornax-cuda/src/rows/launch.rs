@@ -136,7 +136,8 @@ impl Rows {
         }
         let inputs = self.scratch.inputs;
         let (from, to) = (inputs[p.reads], inputs[1 - p.reads]);
-        if self.long(step) && p.extent == Extent::Rows && p.by_fours() {
+        // By its own rows: a head of few is not worth expanding, and one of many must not round more than what it reads.
+        if self.long_from.is_some_and(|from| rows >= from) && p.by_fours() {
             self.long_product(gpu, p, rows, from, to)
         } else {
             self.short_product(gpu, p, rows, from, to)
