@@ -50,6 +50,7 @@ pub(crate) const SHAPES: &[Shape] = &[
     // Few layers of those, which the reference can follow.
     shape("few-64", [2, 960, 2560, 15, 5, 64, 4096], true, false),
     shape("few-128", [2, 1024, 3072, 16, 8, 128, 4096], true, true),
+    shape("few-left", [2, 2048, 8192, 32, 8, 64, 4096], true, false),
     shape("few-wide", [1, 4096, 14_336, 32, 8, 128, 4096], false, false),
 ];
 

@@ -110,7 +110,7 @@ args! {
     /// `retile_*`: row i goes to row `base + i · step` of a matrix of `all` rows of `nb` blocks.
     RetileArgs { rows: u32, nb: u32, base: u32, step: u32, all: u32, }
     /// `lay_*`: a matrix of `rows` rows of `nb` blocks, `units` of 32 of them a row.
-    LayArgs { rows: u32, nb: u32, units: u32, }
+    LayArgs { rows: u32, nb: u32, units: u32, span: u32, wide: u32, }
     /// `tape_decode`.
     TapeArgs {
         rounds: u32,
@@ -121,7 +121,6 @@ args! {
         out_next: u32,
         tokens_low: u32,
         tokens_high: u32,
-        epoch: u32,
         scale: f32,
         head_scale: f32,
         head_softcap: f32,

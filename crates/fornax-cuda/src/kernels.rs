@@ -39,6 +39,7 @@ pub(crate) static HEADERS: &[(&str, &str)] = &[
     ("dense.cuh", include_str!("../kernels/tape/dense.cuh")),
     ("heads.cuh", include_str!("../kernels/tape/heads.cuh")),
     ("links.cuh", include_str!("../kernels/tape/links.cuh")),
+    ("forms.cuh", include_str!("../kernels/tape/forms.cuh")),
 ];
 
 /// A constant that a fast kernel is compiled with.

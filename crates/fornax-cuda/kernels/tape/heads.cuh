@@ -11,14 +11,10 @@
 
 static const u32 LANES = DIM / 8, PER_WARP = 32 / LANES;
 static const u32 SETS = GROUP <= 4 ? 1 : 2, SET_WARPS = NW / SETS, GROUPS = SET_WARPS * PER_WARP;
-// Of rows of one unit, pieces whose sums are added up together.
-static const u32 P = NB_WIDTH > 32 ? 1 : RB >= 4 ? 2 : 4;
-// Raw heads lie rank by rank: in their order, or, where all warps have as many, warp by warp, so that they travel together.
-static const bool RAW_BY_WARP = QKV_ROWS % (NW * P * RB) == 0;
+// Raw heads lie by rank and warp, so that they travel together.
 __device__ inline u32 raw_at(u32 row) {
-    if (!RAW_BY_WARP) return row;
     u32 rank = row / QKV_ROWS, i = row % QKV_ROWS;
-    return (rank * NW + i % NW) * (QKV_ROWS / NW) + i / NW;
+    return (rank * NW + i % NW) * RAW_STRIDE + i / NW;
 }
 
 // A layer's addresses, 0 where there is nothing; `qkv_bias` by KV head, in the order of its rows, `gu_bias` of gate and up in
@@ -294,7 +290,7 @@ struct Attention {
         }
     }
 
-    // The results that this block owns, put together, rounded and exchanged.
+    // The results that this block owns, put together, rounded and exchanged: with all, or, where NEAR, within the cluster.
     __device__ static void finish(const TapeLayer& s, u32 head, u32 rank, u8* board, u32 epoch) {
         u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll 1
@@ -318,7 +314,11 @@ struct Attention {
                 mean = fmaf(weight, v[r], mean);
             }
             if (sinks) all += power2(sink - high);
-            put_block(board + (head * MIX_BLOCKS + b) * 48, mean / all, epoch, lane);
+            if (NEAR) {
+                send_block(AT_NEAR + b * 48, BAR_OUTPUT, mean / all, lane);
+            } else {
+                put_block(board + (head * MIX_BLOCKS + b) * 48, mean / all, epoch, lane);
+            }
         }
     }
 };

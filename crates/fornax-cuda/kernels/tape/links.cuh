@@ -98,6 +98,19 @@ __device__ inline Pair get_pair(const u64* from) {
 __device__ inline bool is_of(u64 v, u32 epoch) { return (u32)(v >> 32) == epoch; }
 __device__ inline float value_of(u64 v) { return __uint_as_float((u32)v); }
 
+// Four values with 16 bits of their epoch in place of the last four of each, stored and loaded as one: at any time, what is
+// there is of this exchange or of the one before.
+struct Quad {
+    u32 v[4];
+    static const u32 TAG = 15;
+    __device__ static u32 tagged(u32 v, u32 i, u32 epoch) { return ((v + (TAG + 1) / 2) & ~TAG) | (epoch >> 4 * i & TAG); }
+    // Bits that are not as they should be.
+    __device__ u32 other(u32 epoch) const {
+        return ((v[0] ^ epoch) | (v[1] ^ epoch >> 4) | (v[2] ^ epoch >> 8) | (v[3] ^ epoch >> 12)) & TAG;
+    }
+    __device__ float value(u32 i) const { return __uint_as_float(v[i] & ~TAG); }
+};
+
 // Three words with their epoch, stored and loaded as one.
 struct Three {
     u32 a, b, c, epoch;

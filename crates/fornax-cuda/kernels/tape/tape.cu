@@ -5,11 +5,13 @@
 // that a warp of its own keeps full. A layer has six hand-overs: rows of queries, key and value within the cluster of
 // their KV head (heads.cuh); parts of attention within it; its result, rounded, to the owners of rows of the output;
 // their rows to all; gated blocks, rounded, to the owners of rows of down, which are the same rows; their rows to all.
-// Values that go to all carry the number of their exchange, and whoever needs them reads until it is right.
+// Where the output is NEAR, the result stays in the cluster, which has the head's columns of all rows of the output, and
+// all get what every cluster has of them. Values that go to all carry the number of their exchange, and whoever needs them
+// reads until it is right.
 #include "heads.cuh"
 
 struct TapeArgs {
-    u32 rounds, base, group_words, stride, out_first, out_next, tokens_low, tokens_high, epoch;
+    u32 rounds, base, group_words, stride, out_first, out_next, tokens_low, tokens_high;
     float scale, head_scale, head_softcap, eps;
 };
 
@@ -92,68 +94,102 @@ struct Step {
     u32 at;    // layers, and heads, since the launch began
     bool attends;
 
-    // Rows of the output or of down, onto the residuals, to all.
-    template <class W, u32 NB>
-    __device__ void residual_rows(const float* bias, u64* to, u32 epoch) {
+    // Rows of the output or of down to all, onto the residuals where these are not with those who pass rows on.
+    template <class W, u32 NB, class Ready>
+    __device__ void residual_rows(const float* bias, u64* to, u32 epoch, Ready&& ready) {
         u32 lane = threadIdx.x % 32;
         float* own = (float*)(room + AT_OWN);
-        product<W, NB, AT_X1, 1, false>(feed, share.rows, even, 0.0f, [&](u32 i, float v) {
+        product<W, NB, AT_X1, 1, false>(feed, share.rows, even, 0.0f, ready, [&](u32 i, float v) {
             if (lane % (32 / RB) != 0 || i >= share.rows) return;
             if (BIASES && bias) v += __ldg(bias + share.row0 + i);
-            v += own[i];
-            own[i] = v;
+            if (!NEAR) {
+                v += own[i];
+                own[i] = v;
+            }
             put_value(to + share.row0 + i, v, epoch);
         });
     }
 
+    // What this rank's rows of the output get from the cluster's KV head, to all.
+    template <class Ready>
+    __device__ void near_rows(const float* bias, u8* to, u32 epoch, Ready&& ready) {
+        static const u32 ALL = 8 / RB, N = (NEAR_PIECES < ALL ? NEAR_PIECES : ALL) * RB;
+        static_assert(N == 2 || N == 4 || N == 8, "sums go to as many lanes");
+        static_assert(!NEAR || (MIX_BLOCKS <= SPAN && NEAR_ROWS % UNIT_ROWS == 0), "units of whole rows");
+        u32 sub = threadIdx.x % SPAN, in_unit = threadIdx.x % 32 / SPAN;
+        product<FormO, 32, AT_NEAR, N / RB, false, false, SPAN>(feed, NEAR_UNITS, NEAR_MOST, 0.0f, ready, [&](u32 i, float v) {
+            u32 row = rank * NEAR_ROWS + i * UNIT_ROWS;
+            if (BIASES && bias && cluster == 0) v += __ldg(bias + min(row + in_unit, WIDTH - 1));
+            u32 w[UNIT_ROWS];
+#pragma unroll
+            for (u32 j = 0; j < UNIT_ROWS; j++) w[j] = Quad::tagged(__shfl_sync(0xffffffffu, __float_as_uint(v), sub + j * SPAN), j, epoch);
+            if (threadIdx.x % 32 >= SPAN || sub % (SPAN / N) != 0 || i >= NEAR_UNITS) return;
+            put_three(to + (cluster * WIDTH + row) * 4, w[0], w[1], w[2], w[3]);
+        });
+    }
+
     // Queries, key and value of the cluster's head, raw, to all blocks of the cluster.
-    __device__ void queries(const TapeLayer& s) {
+    template <class Ready>
+    __device__ void queries(const TapeLayer& s, Ready&& ready) {
         u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, base = shared_address(room);
-        product<W_QKV, NB_WIDTH, AT_X0, P, true>(feed, QKV_ROWS, PIECE_ROWS, a.eps, [&](u32 i, float v) {
+        product<FormQkv, NB_WIDTH, AT_X0, P, true, false>(feed, QKV_ROWS, PIECE_ROWS, a.eps, ready, [&](u32 i, float v) {
             static const u32 N = P * RB, SAME = 32 / N;
+            static_assert(N == 2 || N == 4 || N == 8, "a warp's rows travel by twos or fours");
             u32 row = rank * QKV_ROWS + min(i, QKV_ROWS - 1);
             if (BIASES && s.qkv_bias) v += __ldg((const float*)s.qkv_bias + cluster * HEAD_ROWS + row);
-            if (RAW_BY_WARP && N >= 2) {
-                // A warp's rows lie side by side.
-                u32 peer = lane % PEERS, to = (rank * NW + warp) * (QKV_ROWS / NW) + i / NW - lane / SAME;
-                u32 bar = at_peer(base + BAR_HEADS, peer), at, half = N == 8 ? lane / 8 % 2 : 0;
-                float w[4];
+            // A warp's rows lie side by side.
+            u32 peer = lane % PEERS, to = (rank * NW + warp) * RAW_STRIDE + i / NW - lane / SAME;
+            u32 bar = at_peer(base + BAR_HEADS, peer), at, half = N == 8 ? lane / 8 % 2 : 0;
+            float w[4];
 #pragma unroll
-                for (u32 j = 0; j < (N < 4 ? N : 4); j++) w[j] = __shfl_sync(0xffffffffu, v, (half * 4 + j) * SAME);
-                to = __shfl_sync(0xffffffffu, to, 0);
-                at = at_peer(base + AT_RAW + (to + half * 4) * 4, peer);
-                if (N == 2) {
-                    if (lane < PEERS) send2(at, bar, w[0], w[1]);
-                } else if (lane < (N == 8 ? 2 : 1) * PEERS) {
-                    send4(at, bar, __float_as_uint(w[0]), __float_as_uint(w[1]), __float_as_uint(w[2]), __float_as_uint(w[3]));
-                }
-                return;
-            }
-            if (QKV_ROWS % (NW * N) != 0 && i >= QKV_ROWS) return;
-#pragma unroll
-            for (u32 k = 0; k < PEERS; k += SAME) {
-                u32 peer = k + lane % SAME;
-                if (SAME <= PEERS || peer < PEERS) send(at_peer(base + AT_RAW + row * 4, peer), at_peer(base + BAR_HEADS, peer), v);
+            for (u32 j = 0; j < (N < 4 ? N : 4); j++) w[j] = __shfl_sync(0xffffffffu, v, (half * 4 + j) * SAME);
+            to = __shfl_sync(0xffffffffu, to, 0);
+            at = at_peer(base + AT_RAW + (to + half * 4) * 4, peer);
+            if (N == 2) {
+                if (lane < PEERS) send2(at, bar, w[0], w[1]);
+            } else if (lane < (N == 8 ? 2 : 1) * PEERS) {
+                send4(at, bar, __float_as_uint(w[0]), __float_as_uint(w[1]), __float_as_uint(w[2]), __float_as_uint(w[3]));
             }
         });
     }
 
-    // Own blocks of gated outputs, rounded, to all.
-    __device__ void gated(const TapeLayer& s, u32 epoch) {
-        u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    // Own blocks of gated outputs, rounded, to all; before them, what this rank has of a block that is shared.
+    template <class Ready>
+    __device__ void gated(const TapeLayer& s, u32 epoch, u32 parity, Ready&& ready) {
+        u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, base = shared_address(room);
         float* own = (float*)(room + AT_GATED);
-        product<W_GU, NB_WIDTH, AT_X0, P, true>(feed, 64 * share.gates, PIECE_ROWS, a.eps, [&](u32 i, float v) {
+        u32 part = PART_RANKS > 1 ? share.part_rows : 0, all = part + 64 * share.gates;
+        product<FormGu, NB_WIDTH, AT_X0, P, true>(feed, all, PIECE_ROWS, a.eps, ready, [&](u32 i, float v) {
             static const u32 SAME = 32 / (P * RB);
-            u32 out = i / (2 * NW) * NW + warp;
-            if (BIASES && s.gu_bias) v += __ldg((const float*)s.gu_bias + 2 * (min(share.gate0 * 32 + out, FF - 1)) + (i / NW & 1));
+            bool shares = i < part;
+            u32 k = shares ? i : i - part, out = k / (2 * NW) * NW + warp;
+            if (BIASES && s.gu_bias) {
+                u32 first = shares ? share.part_gate * 32 + share.part_first : share.gate0 * 32;
+                v += __ldg((const float*)s.gu_bias + 2 * min(first + out, FF - 1) + (k / NW & 1));
+            }
             float other = __shfl_xor_sync(0xffffffffu, v, SAME);
-            if (lane % (2 * SAME) == 0 && i < 64 * share.gates) own[out] = gate_of(v, other);
+            if (lane % (2 * SAME) != 0 || i >= all) return;
+            v = gate_of(v, other);
+            if (shares) {
+                u32 rank = share.part_rank;
+                send(at_peer(base + AT_PART + (share.part_first + out) * 4, rank), at_peer(base + BAR_PART, rank), v);
+            } else {
+                own[out] = v;
+            }
         });
         meet();
         MARK(14);
 #pragma unroll 1
-        for (u32 b = warp; b < share.gates; b += NW)
-            put_block(board + BOARD_GATED + (share.gate0 + b) * 48, own[b * 32 + lane], epoch, lane);
+        for (u32 b = warp; b < share.gates + (PART_RANKS > 1 ? share.part_own : 0); b += NW) {
+            u32 block = share.gate0 + b;
+            if (PART_RANKS > 1 && b == share.gates) {
+                bar_wait(base + BAR_PART, parity);
+                if (lane == 0) bar_expect(base + BAR_PART, 128);
+                own = (float*)(room + AT_PART) - b * 32;
+                block = share.part_gate;
+            }
+            put_block(board + BOARD_GATED + block * 48, own[b * 32 + lane], epoch, lane);
+        }
     }
 
     __device__ void layer(const TapeLayer& s, const Spot& spot, u32 number, u32 epoch, u32 parity) {
@@ -162,18 +198,14 @@ struct Step {
         if (attends) {
             Attention mix;
             mix.begin_layer(s, spot, cluster);
-            if (number == 0) {
-                round_token((const float*)s.norm);
-            } else {
-                receive<BAR_LAYER, NB_WIDTH>(ends & 1);
-                ends++;
-            }
-            says(true);
-            MARK(1);
-            queries(s);
+            if (number == 0) round_token((const float*)s.norm);
+            queries(s, [&] {
+                begins(number);
+                MARK(1);
+            });
             MARK(2);
             bar_wait(bars + BAR_HEADS, parity);
-            if (threadIdx.x == 0) bar_expect(bars + BAR_HEADS, HEAD_ROWS * 4);
+            if (threadIdx.x == 0) bar_expect(bars + BAR_HEADS, RAW_ROWS * 4);
             MARK(3);
             mix.run(s, spot, cluster, a.eps);
             MARK(6);
@@ -183,30 +215,60 @@ struct Step {
                 Attention::finish(s, cluster, rank, board + BOARD_MIXES, epoch);
                 if (threadIdx.x == 0) bar_expect(bars + BAR_MIXES, mix_bytes());
             }
-        } else {
-            if (WINDOWS && number > 0) {
-                receive<BAR_LAYER, NB_WIDTH>(ends & 1);
-                ends++;
+            MARK(8);
+            done(1);
+            if (NEAR) {
+                near_rows((const float*)s.o_bias, board + BOARD_MIDDLE, epoch, [&] {
+                    receive<BAR_OUTPUT, MIX_BLOCKS>(parity);
+                    says(false);
+                    MARK(9);
+                });
+                MARK(10);
             }
-            says(true);
+        } else {
+            if (!ALL_READ_ROWS) number = 0;
+            begins(number);
+            done(1);
             // No warp may be a layer behind another.
             meet();
         }
-        MARK(8);
-        receive<BAR_OUTPUT, NB_HEADS>(parity);
-        says(false);
-        MARK(9);
-        residual_rows<W_O, NB_HEADS>((const float*)s.o_bias, middle, epoch);
-        MARK(10);
-        receive<BAR_GATED, NB_WIDTH>(parity);
-        MARK(12);
-        if (share.gates) gated(s, epoch);
+        if (!NEAR) {
+            residual_rows<FormO, NB_HEADS>((const float*)s.o_bias, middle, epoch, [&] {
+                receive<BAR_OUTPUT, NB_HEADS>(parity);
+                says(false);
+                MARK(9);
+            });
+            MARK(10);
+        }
+        done(2);
+        gated(s, epoch, parity, [&] {
+            receive<BAR_GATED, NB_WIDTH>(parity);
+            if (NEAR) says(false);
+            MARK(12);
+        });
         MARK(15);
-        receive<BAR_DOWN, NB_FF>(parity);
-        MARK(16);
-        residual_rows<W_DOWN, NB_FF>((const float*)s.down_bias, end, epoch);
+        done(3);
+        residual_rows<FormDown, NB_FF>((const float*)s.down_bias, end, epoch, [&] {
+            receive<BAR_DOWN, NB_FF>(parity);
+            MARK(16);
+        });
+        done(4);
         at++;
         MARK(17);
+    }
+
+    // Waits for the row of the layer before; that of the first one is there.
+    __device__ void begins(u32 number) {
+        if (number > 0) {
+            receive<BAR_LAYER, NB_WIDTH>(ends & 1);
+            ends++;
+        }
+        says(true);
+    }
+
+    // Says how far the block is with a layer, to those who pass on.
+    __device__ void done(u32 parts) {
+        if (threadIdx.x == 0) *(volatile u32*)(room + AT_DONE) = 4 * at + parts;
     }
 
     // Says what the block works at, and whether nobody waits for an exchange.
@@ -220,12 +282,11 @@ struct Step {
     // The block's best logit, to all.
     __device__ void head(u32 epoch, bool sums, bool stopped) {
         u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        receive<BAR_LAYER, NB_WIDTH>(ends & 1);
-        ends++;
-        says(true);
-        MARK(18);
         Best best = Best::none();
-        product<W_HEAD, NB_WIDTH, AT_X0, P, true>(feed, share.heads, PIECE_ROWS, a.eps, [&](u32 i, float v) {
+        product<FormHead, NB_WIDTH, AT_X0, P, true, false>(feed, share.heads, PIECE_ROWS, a.eps, [&] {
+            begins(LAYERS);
+            MARK(18);
+        }, [&](u32 i, float v) {
             if (i >= share.heads) return;
             v *= a.head_scale;
             if (a.head_softcap != 0.0f) v = a.head_softcap * tanhf(v / a.head_softcap);
@@ -294,28 +355,36 @@ struct Step {
 
 // What a rank passes on, token after token.
 __device__ inline void forward(const Step& step, const TapeArgs& a, const float* final_norm, u32 warp) {
-    Forwarder f = {step.rank, warp, threadIdx.x % 32};
+    Forwarder f;
+    f.rank = step.rank, f.warp = warp, f.lane = threadIdx.x % 32;
 #pragma unroll
     for (u32 p = 0; p < PEERS; p++) f.peer[p] = at_peer(shared_address(room), p);
     const u8* board = step.board;
 #pragma unroll 1
     for (u32 round = 0; round < a.rounds; round++) {
-        u32 epoch = a.epoch + round * (LAYERS + 1);
+        u32 epoch = *(const volatile u32*)(room + AT_EPOCH) + round * (LAYERS + 1);
         POLLS;
         while (*(volatile u32*)(room + AT_ROUND) != round + 1) {
             if (*(volatile u32*)(room + AT_HALT)) return;
             WATCHED("the next token");
         }
         __syncwarp();
+        if (NEAR) f.begin();
 #pragma unroll 1
         for (u32 i = 0; i < LAYERS; i++, epoch++) {
             const TapeLayer& s = ((const TapeLayer*)(room + AT_LAYERS))[i];
-            if ((WINDOWS || step.attends) && i > 0) f.row<BAR_LAYER>(board + BOARD_LAYER, epoch - 1, (const float*)s.norm);
-            f.blocks<NB_HEADS, BAR_OUTPUT>(board + BOARD_MIXES, epoch);
-            f.row<BAR_GATED>(board + BOARD_MIDDLE, epoch, (const float*)s.mlp_norm);
+            u32 done = 4 * (round * (LAYERS + 1) + i);
+            f.until(done);
+            if ((ALL_READ_ROWS || step.attends) && i > 0) f.row<BAR_LAYER, false>(board + BOARD_LAYER, epoch - 1, (const float*)s.norm);
+            f.until(done + 1);
+            if (!NEAR) f.blocks<NB_HEADS, BAR_OUTPUT>(board + BOARD_MIXES, epoch);
+            f.until(done + 2);
+            f.row<BAR_GATED, NEAR>(board + BOARD_MIDDLE, epoch, (const float*)s.mlp_norm);
+            f.until(done + 3);
             f.blocks<NB_FF, BAR_DOWN>(board + BOARD_GATED, epoch);
         }
-        f.row<BAR_LAYER>(board + BOARD_LAYER, epoch - 1, final_norm);
+        f.until(4 * (round * (LAYERS + 1) + LAYERS));
+        f.row<BAR_LAYER, false>(board + BOARD_LAYER, epoch - 1, final_norm);
     }
 }
 
@@ -332,17 +401,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(8, 1, 
             bar_init(base + AT_BARS + i * 8, 1);
             bar_init(base + AT_BARS + (SLOTS + i) * 8, NW);
         }
-        for (u32 i = 0; i < 6; i++) bar_init(base + BAR_HEADS + i * 8, 1);
+        for (u32 i = 0; i < 7; i++) bar_init(base + BAR_HEADS + i * 8, 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        bar_expect(base + BAR_HEADS, HEAD_ROWS * 4);
+        bar_expect(base + BAR_HEADS, RAW_ROWS * 4);
         if (step.rank < MIX_BLOCKS) bar_expect(base + BAR_MIXES, step.mix_bytes());
-        bar_expect(base + BAR_OUTPUT, NB_HEADS * 48);
+        bar_expect(base + BAR_OUTPUT, (NEAR ? MIX_BLOCKS : NB_HEADS) * 48);
         bar_expect(base + BAR_GATED, NB_WIDTH * 48);
         bar_expect(base + BAR_DOWN, NB_FF * 48);
         bar_expect(base + BAR_LAYER, NB_WIDTH * 48);
+        if (PART_RANKS > 1 && step.share.part_own) bar_expect(base + BAR_PART, 128);
         *(u32*)(room + AT_HALT) = 0;
         *(u32*)(room + AT_ROUND) = 0;
+        *(u32*)(room + AT_EPOCH) = *(const volatile u32*)(board + BOARD_EPOCH) + 1;
         *(u32*)(room + AT_STEP) = 1;
+        *(u32*)(room + AT_DONE) = 0;
 #ifdef TIMES
         for (u32 i = 0; i < PHASES; i++) times_sums[i] = 0;
         times_at = clock64();
@@ -350,6 +422,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(8, 1, 
     }
     // Lanes beyond the end of a row see blocks of nothing.
     for (u32 i = t; i < (AT_OWN - AT_X0) / 4; i += THREADS) *(u32*)(room + AT_X0 + i * 4) = 0;
+    for (u32 i = t; i < (AT_RING - AT_NEAR) / 4; i += THREADS) *(u32*)(room + AT_NEAR + i * 4) = 0;
     for (u32 i = t; i < LAYERS * 8; i += THREADS) *(uint4*)(room + AT_LAYERS + i * 16) = __ldg((const uint4*)layers + i);
     cluster_barrier();
     if (t >= CONSUMERS) {
@@ -371,11 +444,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(8, 1, 
     u32 token = row.token == NONE ? last[row.slot] : row.token, parity = 0;
     turn_to(row.pos, freqs);
     for (u32 round = 0; round < a.rounds && row.left != 0; round++) {
-        u32 epoch = a.epoch + round * (LAYERS + 1);
-        if (t == 0) *(volatile u32*)(room + AT_ROUND) = round + 1;
+        u32 epoch = *(const volatile u32*)(room + AT_EPOCH) + round * (LAYERS + 1);
+        if (!NEAR && t == 0) *(volatile u32*)(room + AT_ROUND) = round + 1;
         embed(token, table, a.scale);
         meet();
-        for (u32 i = t; i < step.share.rows; i += CONSUMERS) ((float*)(room + AT_OWN))[i] = ((float*)(room + AT_TOKEN))[step.share.row0 + i];
+        u32 from = NEAR ? first_block(NB_WIDTH, step.rank) * 32 : step.share.row0;
+        u32 end = NEAR ? first_block(NB_WIDTH, step.rank + 1) * 32 : from + step.share.rows;
+        for (u32 i = t; i < end - from; i += CONSUMERS) ((float*)(room + AT_OWN))[i] = ((float*)(room + AT_TOKEN))[from + i];
+        if (NEAR) {
+            // Those who pass rows on have residuals from here.
+            meet();
+            if (t == 0) *(volatile u32*)(room + AT_ROUND) = round + 1;
+        }
         MARK(0);
         Spot spot = {tables + row.seq * a.stride, a.group_words, row.pos, step.rank, (u64)a.tokens_high << 32 | a.tokens_low};
 #pragma unroll 1
@@ -411,6 +491,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(8, 1, 
         MARK(22);
     }
     if (t == 0) *(volatile u32*)(room + AT_HALT) = 1;
+    // All have read where it began, or it did not go on.
+    if (t == 0 && blockIdx.x == 0) {
+        u32 rounds = *(volatile u32*)(room + AT_ROUND);
+        *(volatile u32*)(board + BOARD_EPOCH) = *(u32*)(room + AT_EPOCH) - 1 + rounds * (LAYERS + 1);
+    }
 #ifdef TIMES
     if (t == 0 && (blockIdx.x == 0 || blockIdx.x == BLOCKS - 1 || blockIdx.x == PEERS * (KV_HEADS - 1)) && a.rounds > 1)
         for (u32 p = 0; p < PHASES; p++)

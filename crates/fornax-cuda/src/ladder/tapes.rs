@@ -7,9 +7,11 @@ use fornax_gguf::{Mapping, TensorType, blocks};
 use fornax_plan::WeightRef;
 
 use crate::driver::host;
-use crate::fast::planes::{self, PLANED, Planes};
+use crate::fast::planes::{PLANED, Planes};
 use crate::fast::tape::lay::{Lay, Matrix};
-use crate::fast::tape::share::{Geometry, Pace, Part, rows, shares, stage_at};
+use crate::fast::tape::share::{
+    CLUSTER, Geometry, Pace, Part, SPAN, rows, shares, stage_at, unit_bytes,
+};
 use crate::kernels::{entry, fast_source};
 
 /// Reads unit by unit what lies on a tape: lane l gives the 32 weights of its block.
@@ -32,7 +34,7 @@ __device__ void probe(const ProbeArgs& a, const u8* from, float* to) {
 }
 #undef ENTRY
 #define ENTRY(W, suffix, number)                                                                                       \\
-    extern \"C\" __global__ void probe_##suffix(ProbeArgs a, const u8* from, float* to) { probe<P_##W>(a, from, to); }
+    extern \"C\" __global__ void probe_##suffix(ProbeArgs a, const u8* from, float* to) { probe<Taped<P_##W>::Form>(a, from, to); }
 EACH_PLANED(ENTRY)
 ";
 
@@ -61,7 +63,19 @@ fn parts(g: &Geometry, part: Part) -> (Vec<u32>, u32, bool) {
     }
 }
 
-fn through(ty: TensorType, width: u32, ff: u32) {
+/// Weight e of unit u of a row, 0 behind its end; of the output that is near, of the units that begin with the row.
+fn wanted(g: &Geometry, part: Part, ix: u32, matrix: &[Vec<f32>], [row, u, e]: [usize; 3]) -> f32 {
+    let there = |row: usize, e: usize| matrix[row].get(e).copied().unwrap_or(0.0);
+    if part != Part::Out || !g.near() {
+        return there(row, u * 1024 + e);
+    }
+    let (span, wide) = (32 * SPAN as usize, 32 * g.mix_blocks() as usize);
+    let within = e % span;
+    let first = (ix / CLUSTER) as usize * wide;
+    if within < wide { there(row + e / span, first + within) } else { 0.0 }
+}
+
+fn through(ty: TensorType, width: u32, ff: u32, heads: u32) {
     let (gpu, _) = host::gpu();
     let compiled = |folder: &str, name: &str, more: &str, entries: &[&str]| {
         let entries: Vec<String> =
@@ -72,7 +86,7 @@ fn through(ty: TensorType, width: u32, ff: u32) {
     let mut planes = Planes::new(&gpu, compiled("fast", "retile", "", &["retile"])).unwrap();
     let laying = compiled("tape", "lay", PROBE, &["lay", "probe"]);
     let (layers, vocab) = (2, 70);
-    let g = Geometry { layers, width, heads: 4, kv_heads: 2, dim: 64, ff, vocab, types: [ty; 5] };
+    let g = Geometry { layers, width, heads, kv_heads: 2, dim: 64, ff, vocab, types: [ty; 5] };
     let pace = Pace { clusters: 3, warps: 8, groups: 2 };
     let all = shares(&g, &pace).unwrap();
     let mut lay = Lay::new(&gpu, Arc::clone(&laying), &g, &pace, &all).unwrap();
@@ -109,7 +123,7 @@ fn through(ty: TensorType, width: u32, ff: u32) {
         }
     }
     let tapes = lay.finish().unwrap();
-    let unit = planes::slot_bytes(ty) as usize;
+    let unit = unit_bytes(ty) as usize;
     let units = tapes.len / unit + 1;
     assert!(units > 500);
     let probe = laying.function(&entry("probe", ty)).unwrap();
@@ -130,11 +144,10 @@ fn through(ty: TensorType, width: u32, ff: u32) {
             let have: Vec<f32> =
                 bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
             for (i, row) in own.iter().enumerate() {
-                let weights = &matrix[*row as usize];
                 for u in 0..per_row {
                     let at = pace.place(part, n, per_row, [i as u32, u]) as usize * 1024;
                     for (e, have) in have[at..at + 1024].iter().enumerate() {
-                        let want = weights.get(u as usize * 1024 + e).copied().unwrap_or(0.0);
+                        let want = wanted(&g, part, ix, &matrix, [*row as usize, u as usize, e]);
                         let off = (have - want).abs();
                         assert!(
                             off <= 1e-5 * (1.0 + want.abs()),
@@ -151,13 +164,18 @@ fn through(ty: TensorType, width: u32, ff: u32) {
 #[test]
 fn every_weight_of_simple_blocks_lies_where_its_block_of_threads_reads_it() {
     for ty in PLANED.iter().filter(|ty| ty.block_len() == 32) {
-        through(*ty, 96, 1056);
+        through(*ty, 96, 1056, 4);
+        through(*ty, 128, 1056, 8);
     }
+    // Three query heads of a key head: six blocks of eight.
+    through(TensorType::Q8_0, 96, 1056, 6);
 }
 
 #[test]
 fn every_weight_of_super_blocks_lies_where_its_block_of_threads_reads_it() {
     for ty in PLANED.iter().filter(|ty| ty.block_len() == 256) {
-        through(*ty, 256, 1280);
+        // Two query heads of a key head are no whole super-block, and four are.
+        through(*ty, 256, 1280, 4);
+        through(*ty, 256, 1280, 8);
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use fornax_gguf::TensorType;
 use fornax_plan::Result;
 
-use super::share::{Geometry, Pace, Part, Share, rows, stage_at, tape_bytes};
+use super::share::{CLUSTER, Geometry, Pace, Part, SPAN, Share, rows, stage_at, tape_bytes};
 use crate::args::LayArgs;
 use crate::driver::{Gpu, Memory, Module};
 use crate::kernels::entry;
@@ -75,20 +75,24 @@ impl<'a> Lay<'a> {
     /// Lays a matrix of a layer; the head's layer is the number of layers.
     pub(crate) fn put(&mut self, part: Part, layer: u32, from: &Matrix) -> Result<()> {
         let (list, spans) = &self.lists[part as usize];
+        let g = self.geometry;
+        let near = part == Part::Out && g.near();
+        let (span, wide) = if near { (SPAN, g.mix_blocks()) } else { (32, 32) };
         let mut words = Vec::with_capacity(24 * spans.len());
         for (ix, (share, [first, count])) in self.shares.iter().zip(spans).enumerate() {
-            let at = stage_at(self.geometry, part, layer, ix as u32, share);
+            let at = stage_at(g, part, layer, ix as u32, share);
             words.extend(at.to_le_bytes());
             words.extend(first.to_le_bytes());
             words.extend(count.to_le_bytes());
             words.extend(self.pace.batch(part, *count).to_le_bytes());
-            words.extend([0; 4]);
+            let block = if near { ix as u32 / CLUSTER * wide } else { 0 };
+            words.extend(block.to_le_bytes());
         }
         let places = self.gpu.alloc(words.len())?;
         self.gpu.write(places.ptr, &words)?;
         let function = self.module.function(&entry("lay", from.ty))?;
-        let units = self.geometry.units(part);
-        let constants = LayArgs { rows: from.rows, nb: from.nb, units }.words();
+        let units = g.units(part);
+        let constants = LayArgs { rows: from.rows, nb: from.nb, units, span, wide }.words();
         let pointers = [from.at, list.ptr, places.ptr, self.tapes.ptr];
         let grid = (self.shares.len() as u32, SIDE_BY_SIDE);
         self.gpu.launch(&function, grid, 32 * WARPS, 0, &constants, &pointers)?;

@@ -29,7 +29,7 @@ const WARPS: u32 = 8;
 /// Bytes of a unit below which a piece has four groups of rows, and not two.
 const SMALL: u32 = 800;
 /// Shared memory that the kernel declares itself.
-const DECLARED: u32 = 1024;
+const DECLARED: u32 = 512;
 /// Bytes that are left free beside the tapes, for what is allocated later.
 const LEFT: u64 = 256 << 20;
 
@@ -61,8 +61,6 @@ pub(crate) struct Tape {
     clusters: u32,
     sizes: Sizes,
     args: TapeArgs,
-    /// Exchanges of a token, by which epochs go on.
-    epochs: u32,
     /// layers, shares, tapes, table, final norm, frequencies, logits, board.
     at: [u64; 8],
     _memory: Vec<Memory>,
@@ -151,26 +149,24 @@ impl Tape {
             out_next: next as u32,
             tokens_low: tokens as u32,
             tokens_high: (tokens >> 32) as u32,
-            epoch: 1,
             scale: fit.scale,
             head_scale: fit.head_scale,
             head_softcap: fit.head_softcap,
             eps: fit.eps,
         };
-        let (clusters, epochs) = (pace.clusters, g.layers + 1);
-        Ok(Ok(Tape { function, clusters, sizes, args, epochs, at, _memory: keep.memory }))
+        let clusters = pace.clusters;
+        Ok(Ok(Tape { function, clusters, sizes, args, at, _memory: keep.memory }))
     }
 
     /// Queues `rounds` steps of the row at `base` among all rows; with its logits, where somebody wants them.
     pub(crate) fn launch(
-        &mut self,
+        &self,
         gpu: &Gpu,
         (rounds, base): (u32, u32),
         words: &Words,
         with_logits: bool,
     ) -> Result<()> {
         let args = TapeArgs { rounds, base, ..self.args };
-        self.args.epoch = self.args.epoch.wrapping_add(rounds.wrapping_mul(self.epochs));
         let [layers, shares, tapes, table, final_norm, freqs, logits, board] = self.at;
         let logits = if with_logits { logits } else { 0 };
         let Words { all_rows, wanted, last, stops, stop, outs, tables } = *words;
@@ -254,6 +250,7 @@ pub(crate) fn defines(
         ("NW", pace.warps),
         ("RB", pace.groups),
         ("SHARED_LIMIT", limit),
+        ("NEAR", u32::from(g.near())),
         ("PAIRS", fit.pairs),
         ("HALVES", u32::from(fit.halves)),
         ("ROPES", ropes),
@@ -317,7 +314,9 @@ const H200_SHARED: u32 = 232_448;
 /// A block's share as the kernel reads it.
 fn share_bytes(s: &Share) -> Vec<u8> {
     let words = [s.rows[0], s.rows[1], s.gates[0], s.gates[1], s.head[0], s.head[1]];
-    let words = words.into_iter().chain([0; 8]).flat_map(u32::to_le_bytes);
+    let p = &s.shared;
+    let shared = [p.block, p.first, p.rows, p.rank, u32::from(p.own), 0, 0, 0];
+    let words = words.into_iter().chain(shared).flat_map(u32::to_le_bytes);
     s.at.to_le_bytes().into_iter().chain(words).collect()
 }
 

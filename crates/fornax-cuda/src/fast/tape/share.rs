@@ -10,8 +10,15 @@ pub(crate) const CLUSTER: u32 = 8;
 /// Outputs that a block of threads rounds together.
 const BLOCK: u32 = 32;
 /// Rows of O and of down that a block of threads may have, and its blocks of gated outputs.
-const ROWS_MAX: u32 = 512;
-const GATES_MAX: u32 = 16;
+const ROWS_MAX: u32 = 256;
+const GATES_MAX: u32 = 8;
+/// Width of the models whose output is multiplied near attention: as many rows as those who pass them on hold at once.
+const NEAR_WIDTH: u32 = 2048;
+/// KV heads of such a model: as many parts as they add up at once.
+const NEAR_HEADS: u32 = 8;
+/// Blocks of a row of the output in a unit, and rows, where a cluster multiplies its own head's result.
+pub(crate) const SPAN: u32 = 8;
+pub(crate) const UNIT_ROWS: u32 = 32 / SPAN;
 /// Tapes begin at multiples of so many bytes.
 const ALIGNED: u64 = 128;
 
@@ -54,6 +61,19 @@ pub(crate) struct Pace {
     pub(crate) groups: u32,
 }
 
+/// What a block of threads has of 32 gated outputs that several ranks share.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Shared {
+    /// The number of the block of outputs, and the first of them that is here.
+    pub(crate) block: u32,
+    pub(crate) first: u32,
+    /// Rows of gate and up.
+    pub(crate) rows: u32,
+    /// The rank that rounds the block, and whether that is this one.
+    pub(crate) rank: u32,
+    pub(crate) own: bool,
+}
+
 /// One block of threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Share {
@@ -63,6 +83,8 @@ pub(crate) struct Share {
     pub(crate) rows: [u32; 2],
     /// Blocks of 32 gated outputs.
     pub(crate) gates: [u32; 2],
+    /// Of a block of gated outputs, beside the whole ones.
+    pub(crate) shared: Shared,
     /// Rows of the head.
     pub(crate) head: [u32; 2],
 }
@@ -82,10 +104,33 @@ impl Geometry {
         self.types[part as usize]
     }
 
+    /// Whether a cluster multiplies its head's result by its columns of the output, and all add up what the clusters have:
+    /// one exchange less for all, and more of the output for few blocks of threads. A unit has four rows of a head's blocks,
+    /// and no block that has its scales with another head's.
+    pub(crate) fn near(&self) -> bool {
+        let fits = match self.ty(Part::Out) {
+            TensorType::Q8_0 => self.mix_blocks() <= SPAN,
+            TensorType::Q6_K => false,
+            _ => self.mix_blocks() == SPAN,
+        };
+        self.width <= NEAR_WIDTH && self.kv_heads <= NEAR_HEADS && fits
+    }
+
+    /// Blocks of 32 of what the query heads of a key/value head give.
+    pub(crate) fn mix_blocks(&self) -> u32 {
+        self.share() * self.dim / BLOCK
+    }
+
+    /// Where the output is near: units of a block of threads.
+    fn near_units(&self) -> u32 {
+        self.width / CLUSTER / UNIT_ROWS
+    }
+
     /// Units of a row: 32 blocks of 32 weights each, the last of them with zeroes behind the row's end.
     pub(crate) fn units(&self, part: Part) -> u32 {
         let cols = match part {
             Part::Qkv | Part::Gated | Part::Head => self.width,
+            Part::Out if self.near() => 1024,
             Part::Out => self.heads * self.dim,
             Part::Down => self.ff,
         };
@@ -93,18 +138,33 @@ impl Geometry {
     }
 
     fn row_bytes(&self, part: Part) -> u64 {
-        u64::from(self.units(part)) * u64::from(slot_bytes(self.ty(part)))
+        u64::from(self.units(part)) * u64::from(unit_bytes(self.ty(part)))
     }
 
     /// Bytes of a unit of the largest format.
     pub(crate) fn unit_max(&self) -> u32 {
-        self.types.iter().map(|ty| slot_bytes(*ty)).max().unwrap_or(0)
+        self.types.iter().map(|ty| unit_bytes(*ty)).max().unwrap_or(0)
     }
+}
+
+/// Bytes of a unit on a tape, as `kernels/tape/forms.cuh` has it.
+pub(crate) fn unit_bytes(ty: TensorType) -> u32 {
+    if ty == TensorType::Q4_K { 592 } else { slot_bytes(ty) }
 }
 
 impl Pace {
     pub(crate) fn blocks(&self) -> u32 {
         self.clusters * CLUSTER
+    }
+
+    /// Ranks that share a block of gated outputs which is left where all blocks of threads have as many; 1 where none is
+    /// shared.
+    fn sharers(&self, g: &Geometry) -> u32 {
+        match g.ff / BLOCK % self.blocks() {
+            left if left == 0 || left > 4 * self.clusters => 1,
+            left if left > 2 * self.clusters => 2,
+            _ => 4,
+        }
     }
 
     /// Rows of a piece of a stage of `rows` rows: as many as there may be, but of O and of down as few and as equal pieces as
@@ -136,18 +196,25 @@ pub(crate) fn shares(g: &Geometry, pace: &Pace) -> Result<Vec<Share>, String> {
     }
     // What a block of threads has to read in a layer: first what it must, then as many blocks of gated outputs as others,
     // the rest of them and rows to whoever has the least.
-    let qkv = u64::from(g.qkv_rows()) * g.row_bytes(Part::Qkv);
+    let mut qkv = u64::from(g.qkv_rows()) * g.row_bytes(Part::Qkv);
+    let mut row = g.row_bytes(Part::Down);
+    if g.near() {
+        qkv += u64::from(g.near_units()) * g.row_bytes(Part::Out);
+    } else {
+        row += g.row_bytes(Part::Out);
+    }
     let has_head = |ix: usize| (ix as u32 / CLUSTER) < g.kv_heads;
     let mut load: Vec<u64> = (0..n).map(|ix| if has_head(ix) { qkv } else { 0 }).collect();
     let gate = u64::from(2 * BLOCK) * g.row_bytes(Part::Gated);
-    // Gated blocks are long: one more than another has is one after the other.
+    // Gated blocks are long: one more than another has is one after the other, so that few which are left are shared.
     let each = g.ff / BLOCK / n as u32;
     load.iter_mut().for_each(|l| *l += u64::from(each) * gate);
-    let gates = dealt(&mut load, g.ff / BLOCK % n as u32, gate, 1)
+    let shared = shared(g, pace, &mut load, gate);
+    let left = if pace.sharers(g) > 1 { 0 } else { g.ff / BLOCK % n as u32 };
+    let gates = dealt(&mut load, left, gate, 1)
         .filter(|_| each < GATES_MAX)
         .ok_or_else(|| format!("{} gated outputs on {n} blocks", g.ff))?;
     let gates: Vec<u32> = gates.iter().map(|more| each + more).collect();
-    let row = g.row_bytes(Part::Out) + g.row_bytes(Part::Down);
     let rows = dealt(&mut load, g.width, row, ROWS_MAX)
         .ok_or_else(|| format!("rows of {} on {n} blocks", g.width))?;
     let mut all = Vec::with_capacity(n);
@@ -158,6 +225,7 @@ pub(crate) fn shares(g: &Geometry, pace: &Pace) -> Result<Vec<Share>, String> {
             at: next.at,
             rows: [next.rows[0], rows[ix]],
             gates: [next.gates[0], gates[ix]],
+            shared: shared[ix],
             head: [head[0], head[1] - head[0]],
         };
         next.rows[0] += rows[ix];
@@ -166,6 +234,26 @@ pub(crate) fn shares(g: &Geometry, pace: &Pace) -> Result<Vec<Share>, String> {
         all.push(share);
     }
     Ok(all)
+}
+
+/// Deals what is left of the blocks of gated outputs to those ranks side by side that have the least, where they are shared.
+fn shared(g: &Geometry, pace: &Pace, load: &mut [u64], gate: u64) -> Vec<Shared> {
+    let (ranks, n) = (pace.sharers(g), load.len());
+    let mut all = vec![Shared::default(); n];
+    if ranks == 1 {
+        return all;
+    }
+    let (left, outputs) = (g.ff / BLOCK % n as u32, BLOCK / ranks);
+    for block in g.ff / BLOCK - left..g.ff / BLOCK {
+        let free = (0..n).step_by(ranks as usize).filter(|ix| all[*ix].rows == 0);
+        let Some(first) = free.min_by_key(|ix| load[*ix]) else { break };
+        for (k, ix) in (first..first + ranks as usize).enumerate() {
+            let (first, rank) = (k as u32 * outputs, first as u32 % CLUSTER);
+            all[ix] = Shared { block, first, rows: 2 * outputs, rank, own: k == 0 };
+            load[ix] += gate / u64::from(ranks);
+        }
+    }
+    all
 }
 
 /// Deals so many things of `bytes` each to whoever has the least, `most` to one at most.
@@ -184,9 +272,11 @@ fn dealt(load: &mut [u64], things: u32, bytes: u64, most: u32) -> Option<Vec<u32
 fn count(g: &Geometry, part: Part, ix: u32, share: &Share) -> u32 {
     match part {
         Part::Qkv if ix / CLUSTER < g.kv_heads => g.qkv_rows(),
+        Part::Out if g.near() && ix / CLUSTER < g.kv_heads => g.near_units(),
         Part::Qkv => 0,
+        Part::Out if g.near() => 0,
         Part::Out | Part::Down => share.rows[1],
-        Part::Gated => 2 * BLOCK * share.gates[1],
+        Part::Gated => share.shared.rows + 2 * BLOCK * share.gates[1],
         Part::Head => share.head[1],
     }
 }
@@ -213,7 +303,7 @@ pub(crate) fn stage_at(g: &Geometry, part: Part, layer: u32, ix: u32, share: &Sh
 }
 
 /// The rows of a stage that block `ix` has, in the order in which it reads them, as rows of the matrix in planes: queries,
-/// keys and values one after the other, gate and up in turns.
+/// keys and values one after the other, gate and up in turns. Of the output that is near, the first row of every unit.
 pub(crate) fn rows(g: &Geometry, pace: &Pace, part: Part, ix: u32, share: &Share) -> Vec<u32> {
     let n = count(g, part, ix, share);
     let row = |i: u32| match part {
@@ -228,11 +318,15 @@ pub(crate) fn rows(g: &Geometry, pace: &Pace, part: Part, ix: u32, share: &Share
                 (g.heads + values * g.kv_heads + head) * g.dim + (at - queries) % g.dim
             }
         }
+        Part::Out if g.near() => (ix % CLUSTER * g.near_units() + i) * UNIT_ROWS,
         Part::Out | Part::Down => share.rows[0] + i,
         Part::Gated => {
-            let (block, within) = (share.gates[0] + i / (2 * BLOCK), i % (2 * BLOCK));
-            let (group, warp) = (within / pace.warps, within % pace.warps);
-            2 * (block * BLOCK + group / 2 * pace.warps + warp) + group % 2
+            let (first, i) = match i.checked_sub(share.shared.rows) {
+                Some(i) => (share.gates[0] * BLOCK, i),
+                None => (share.shared.block * BLOCK + share.shared.first, i),
+            };
+            let (group, warp) = (i / pace.warps, i % pace.warps);
+            2 * (first + group / 2 * pace.warps + warp) + group % 2
         }
         Part::Head => share.head[0] + i,
     };
@@ -277,10 +371,14 @@ mod tests {
                 let pace = Pace { clusters, ..PACE };
                 let all = shares(&g, &pace).unwrap();
                 for part in Part::ALL {
-                    let mut seen = vec![0; outputs(&g, part) as usize];
+                    let near = part == Part::Out && g.near();
+                    let (heads, lines) = if near { (g.kv_heads, UNIT_ROWS) } else { (1, 1) };
+                    let mut seen = vec![0; (heads * outputs(&g, part)) as usize];
                     for (ix, share) in all.iter().enumerate() {
+                        let head = if near { ix as u32 / CLUSTER } else { 0 };
                         for row in rows(&g, &pace, part, ix as u32, share) {
-                            seen[row as usize] += 1;
+                            let first = (head * outputs(&g, part) + row) as usize;
+                            seen[first..first + lines as usize].iter_mut().for_each(|n| *n += 1);
                         }
                     }
                     assert!(seen.iter().all(|n| *n == 1), "{part:?} {clusters} {g:?}");
@@ -297,8 +395,13 @@ mod tests {
                 all.iter().enumerate().map(|(ix, s)| layer_bytes(&g, ix as u32, s)).collect();
             let mean = bytes.iter().sum::<u64>() / bytes.len() as u64;
             let most = *bytes.iter().max().unwrap();
-            // A row of O and of down is what is left over at most.
-            let row = g.row_bytes(Part::Out) + g.row_bytes(Part::Down);
+            // A row of O and of down is what is left over at most; and where the output is near, a gated block of those who
+            // have that, too: there the chain of products counts, and not what they read.
+            let row = if g.near() {
+                g.row_bytes(Part::Down) + 64 * g.row_bytes(Part::Gated)
+            } else {
+                g.row_bytes(Part::Out) + g.row_bytes(Part::Down)
+            };
             assert!(most <= mean + row, "{most} {mean} {row} {g:?}");
         }
     }
@@ -333,7 +436,12 @@ mod tests {
         // neither head nor anything else, so that all of them get gates, and so do 40 of the 64 with a head.
         assert!(all[64..].iter().all(|s| s.gates[1] == 1));
         assert_eq!(all[..64].iter().filter(|s| s.gates[1] == 1).count(), 40);
-        assert!(all.iter().all(|s| s.gates[1] <= 1 && s.rows[1] <= 13));
+        // The output is theirs as well: units of four rows of eight blocks, a head's.
+        assert!(g.near() && g.mix_blocks() == 8);
+        assert_eq!(rows(&g, &PACE, Part::Out, 9, &all[9])[..3], [128, 132, 136]);
+        assert_eq!(rows(&g, &PACE, Part::Out, 9, &all[9]).len(), 32);
+        assert!(rows(&g, &PACE, Part::Out, 64, &all[64]).is_empty());
+        assert!(all.iter().all(|s| s.gates[1] <= 1 && s.rows[1] <= 16));
         assert_eq!(rows(&g, &PACE, Part::Qkv, 9, &all[9])[..2], [256 + 64, 256 + 65]);
         assert_eq!(rows(&g, &PACE, Part::Qkv, 12, &all[12])[0], 2048 + 128, "its key head");
         assert_eq!(rows(&g, &PACE, Part::Qkv, 15, &all[15])[63], 2048 + 1024 + 255);
@@ -341,6 +449,36 @@ mod tests {
         let first = 2 * 32 * all[64].gates[0];
         assert_eq!(gated[..9], [0, 2, 4, 6, 8, 10, 12, 14, 1].map(|r| first + r));
         assert_eq!(gated[16], first + 16);
+    }
+
+    #[test]
+    fn outputs_are_near_where_those_who_pass_rows_on_can_add_them_up() {
+        let near: Vec<bool> = models().map(|g| g.near()).collect();
+        assert_eq!(near, [true, false, true, true, true, true, false, false]);
+        // Four query heads of 128 are sixteen blocks.
+        let wide = Geometry { heads: 32, ..model("0.6b", Q8_0) };
+        assert!(!wide.near());
+    }
+
+    #[test]
+    fn few_gated_blocks_that_are_left_are_shared_by_four() {
+        // Two for each of 120, and sixteen more.
+        let g = model("1b", Q8_0);
+        let all = shares(&g, &PACE).unwrap();
+        assert!(all.iter().all(|s| s.gates[1] == 2));
+        let parts: Vec<&Share> = all.iter().filter(|s| s.shared.rows > 0).collect();
+        assert_eq!((parts.len(), parts.iter().filter(|s| s.shared.own).count()), (64, 16));
+        // Clusters without a head have two, and four ranks side by side the same one.
+        let shared: Vec<Shared> = all[64..72].iter().map(|s| s.shared).collect();
+        assert_eq!(shared[0], Shared { block: 240, first: 0, rows: 16, rank: 0, own: true });
+        assert_eq!(shared[3], Shared { block: 240, first: 24, rows: 16, rank: 0, own: false });
+        assert_eq!(shared[4], Shared { block: 241, first: 0, rows: 16, rank: 4, own: true });
+        let gated = rows(&g, &PACE, Part::Gated, 67, &all[67]);
+        assert_eq!(
+            (gated.len(), gated[1], gated[8]),
+            (144, 2 * (240 * 32 + 24) + 2, 2 * (240 * 32 + 24) + 1)
+        );
+        assert_eq!(gated[16], 2 * 32 * all[67].gates[0]);
     }
 
     #[test]
