@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 /// Every receipt as a row for each test, in the order of the files' names.
@@ -27,7 +27,39 @@ pub(crate) fn page(root: &Path) -> Result<String> {
             .with_context(|| format!("{} is no JSON", file.display()))?;
         rows(&mut page, &receipt).with_context(|| format!("in {}", file.display()))?;
     }
+    let counts = root.join("bench/arm-instructions.txt");
+    if counts.is_file() {
+        page.push_str(ARM);
+        counted(&mut page, &fs::read_to_string(&counts)?)
+            .with_context(|| format!("in {}", counts.display()))?;
+    }
     Ok(page)
+}
+
+const ARM: &str = "
+## Arm
+
+No Arm machine has run this: the tiers are held to the reference under an emulator, whose time says nothing. What can be said is
+how many instructions the kernels run for 32 products of a weight and an activation, scaling and sums included
+(`scripts/count-arm.sh > bench/arm-instructions.txt`), with so many rows of activations.
+
+";
+
+/// What `scripts/count-arm.sh` prints, as a table.
+fn counted(page: &mut String, text: &str) -> Result<()> {
+    let mut lines = text.lines();
+    let titles = lines.next().context("no titles")?.replace(" rows", "\u{a0}rows");
+    let titles: Vec<&str> = titles.split_ascii_whitespace().collect();
+    writeln!(page, "| {} |\n|{}", titles.join(" | "), " --- |".repeat(titles.len()))?;
+    for line in lines {
+        let cells: Vec<&str> = line.split_ascii_whitespace().collect();
+        let numbers = cells.iter().skip(2).all(|c| c.parse::<f64>().is_ok_and(|n| n > 0.0));
+        if cells.len() != titles.len() || !numbers {
+            bail!("{line:?}: expected a type, a tier and {} counts", titles.len() - 2);
+        }
+        writeln!(page, "| {} |", cells.join(" | "))?;
+    }
+    Ok(())
 }
 
 const HEAD: &str = "# Speed beside llama.cpp
@@ -149,6 +181,19 @@ mod tests {
                         | m.gguf | decoding 16 x 32 | 40.0 (40.0 to 40.0) | 20.0 (20.0 to 20.0) | 2.00 |  \
                         | P, 2 threads, avx2 |\n";
         assert_eq!(page, expected);
+        Ok(())
+    }
+
+    #[test]
+    fn counts_of_instructions_are_a_table_or_refused() -> Result<()> {
+        let mut page = String::new();
+        super::counted(&mut page, "type tier 1 rows 8 rows\nQ8_0 neon 17.07 14.67\n")?;
+        let want = "| type | tier | 1\u{a0}rows | 8\u{a0}rows |\n| --- | --- | --- | --- |\n\
+                    | Q8_0 | neon | 17.07 | 14.67 |\n";
+        assert_eq!(page, want);
+        for bad in ["", "type tier 1 rows\nQ8_0 neon", "type tier 1 rows\nQ8_0 neon -1.0"] {
+            assert!(super::counted(&mut String::new(), bad).is_err(), "{bad:?}");
+        }
         Ok(())
     }
 

@@ -43,7 +43,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 if act_rows > 8 && isa == Isa::Scalar {
                     continue;
                 }
-                let case = Case { ty, rows, cols, act_rows, isa, fast, threads, seconds: 0.15 };
+                let (seconds, pieces) = (0.15, 8);
+                let case = Case { ty, rows, cols, act_rows, isa, fast, threads, seconds, pieces };
                 let rates = multiply(&case)?;
                 print!("  {act_rows:3}: {:6.2} {:6.1}", rates.gigabytes, rates.gigaops);
             }

@@ -29,8 +29,10 @@ pub struct Case {
     pub fast: bool,
     /// Threads, each with a share of the tiles.
     pub threads: usize,
-    /// How long to go on.
+    /// How long to go on at least.
     pub seconds: f64,
+    /// Pieces of the matrix at least, one or more.
+    pub pieces: usize,
 }
 
 /// What was measured: the 5th percentile of the times of pieces of a matrix, so that what else the
@@ -41,6 +43,8 @@ pub struct Rates {
     pub gigabytes: f64,
     /// Multiplications and additions, GOPS (10⁹).
     pub gigaops: f64,
+    /// Weights of one piece, each of which meets every row of activations.
+    pub piece: usize,
 }
 
 /// A product to be measured.
@@ -99,7 +103,7 @@ pub fn multiply(case: &Case) -> Result<Rates> {
     let room = CoarseRows::new(act_rows, cols as usize)?;
     let product = if let Some(kernels) = fast {
         let form = CoarseMatrix::place(&matrix, &mut coarse::arena(&[&matrix])?);
-        coarse::fill(&[(&form, &matrix)], threads);
+        coarse::fill(&[(&form, &matrix)], kernels, threads);
         let view = room.shaped(act_rows, cols as usize);
         for (row, x) in x.chunks(cols as usize).enumerate() {
             // SAFETY: one thread fills, and `room` outlives the view.
@@ -127,18 +131,24 @@ pub fn multiply(case: &Case) -> Result<Rates> {
     Ok(Rates {
         gigabytes: tiles_per_second * matrix.tile_bytes() as f64 / 1e9,
         gigaops: 2.0 * outputs * f64::from(cols) / 1e9,
+        piece: per_piece(&matrix, act_rows).min(all / threads) * super::TILE * cols as usize,
     })
+}
+
+/// Tiles of a piece.
+fn per_piece(matrix: &Matrix, act_rows: usize) -> usize {
+    ((1 << 19) / matrix.tile_bytes() / act_rows.min(64)).max(4)
 }
 
 /// Tiles per second of one thread, which goes round its share a few tiles at a time.
 fn rate(matrix: &Matrix, product: &Product<'_>, share: Range<usize>, case: &Case) -> f64 {
-    let per_piece = ((1 << 19) / matrix.tile_bytes() / case.act_rows.min(64)).max(4);
+    let per_piece = per_piece(matrix, case.act_rows);
     let width = per_piece * super::TILE;
     let mut out = vec![0.0f32; case.act_rows * width];
     let mut times = Vec::new();
     let started = Instant::now();
     let mut at = share.start;
-    while times.len() < 8 || started.elapsed().as_secs_f64() < case.seconds {
+    while times.len() < case.pieces || started.elapsed().as_secs_f64() < case.seconds {
         if at + per_piece > share.end {
             at = share.start;
         }
