@@ -153,6 +153,35 @@ inline typename std::common_type<A, B>::type max(A a, B b) {
     return (T)a < (T)b ? (T)b : (T)a;
 }
 
+// Products of a warp: lane (g, t) has of A the rows g and g + 8, of B the column g, of D the columns 2t and 2t + 1.
+inline void host_words(uint32_t mine, uint32_t (&all)[32]) {
+    const char* from = (const char*)host_exchange(7, &mine, 4, 0xffffffffu);
+    for (unsigned i = 0; i < 32; i++) std::memcpy(&all[i], from + 8 * i, 4);
+}
+inline float host_half_of(const uint32_t (&all)[32], unsigned row, unsigned column) {
+    return host_half_to_float((uint16_t)(all[row * 4 + column / 2] >> 16 * (column % 2)));
+}
+inline void host_mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    uint32_t rows[4][32], columns[2][32];
+    for (unsigned i = 0; i < 4; i++) host_words(a[i], rows[i]);
+    host_words(b0, columns[0]);
+    host_words(b1, columns[1]);
+    unsigned g = host_lane() / 4, t = host_lane() % 4;
+    for (unsigned i = 0; i < 4; i++) {
+        double sum = d[i];
+        for (unsigned k = 0; k < 16; k++)
+            sum += (double)host_half_of(rows[k / 8 * 2 + i / 2], g, k % 8) * host_half_of(columns[k / 8], 2 * t + i % 2, k % 8);
+        d[i] = (float)sum;
+    }
+}
+inline uint32_t host_turned(uint32_t v) {
+    uint32_t all[32];
+    host_words(v, all);
+    unsigned g = host_lane() / 4, t = host_lane() % 4;
+    uint16_t low = (uint16_t)(all[2 * t * 4 + g / 2] >> 16 * (g % 2)), high = (uint16_t)(all[(2 * t + 1) * 4 + g / 2] >> 16 * (g % 2));
+    return low | (uint32_t)high << 16;
+}
+
 struct __attribute__((aligned(16))) float4 {
     float x, y, z, w;
 };

@@ -32,10 +32,9 @@ struct KvQ8_0 {
         pool[i] = (u8)c.q;
         if (i % 32 == 0) ((u16*)(pool + all))[i / 32] = float_to_half(c.d);
     }
-    // 1024 + 128 + q as halves without a conversion, then q · d.
     __device__ static u32 two(u32 bytes, u32 pick, u32 scale) {
-        u32 v = __byte_perm(bytes, 0x64646464u, pick), r;
-        asm("{ .reg .b32 x; sub.rn.f16x2 x, %1, %2; mul.rn.f16x2 %0, x, %3; }" : "=r"(r) : "r"(v), "r"(0x64806480u), "r"(scale));
+        u32 r;
+        asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(numbers(bytes, pick)), "r"(scale));
         return r;
     }
     __device__ static Vec4 eight(const u8* pool, u64 all, u64 i) {

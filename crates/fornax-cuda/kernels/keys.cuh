@@ -11,11 +11,21 @@ __device__ inline u64 place_of(const u32* table, u32 pos) {
     return (u64)__ldg(table + pos / KV_BLOCK) * KV_BLOCK + pos % KV_BLOCK;
 }
 __device__ inline u32 first_key(u32 window, u32 pos) { return window && pos + 1 > window ? pos + 1 - window : 0; }
+#ifdef FORNAX_HOST
+inline float power2(float x) { return exp2f(x); }
+inline float log2_of(float x) { return log2f(x); }
+#else
 __device__ inline float power2(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+__device__ inline float log2_of(float x) {
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+#endif
 
 // A lane's value as a number of a block of 32 lanes, and the block's scale.
 struct Cell {

@@ -31,6 +31,7 @@ inline void copies_commit() {}
 template <int N>
 inline void copies_wait() {}
 inline Vec4 shared16(u32 at) { return host_shared<Vec4>(at); }
+inline void put_shared16(u32 at, const Vec4& v) { std::memcpy(host_window + (int)at, &v, 16); }
 inline u32 shared4(u32 at) { return host_shared<u32>(at); }
 inline u32 shared2(u32 at) { return host_shared<u16>(at); }
 inline u32 shared1(u32 at) { return host_shared<u8>(at); }
@@ -56,6 +57,9 @@ __device__ inline Vec4 shared16(u32 at) {
     Vec4 v;
     asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
     return v;
+}
+__device__ inline void put_shared16(u32 at, const Vec4& v) {
+    asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 __device__ inline u32 shared4(u32 at) {
     u32 v;

@@ -3,6 +3,7 @@
 #pragma once
 #include "planes.cuh"
 
+#ifndef FORNAX_HOST
 // Kernels of a chain may begin before the one in front has ended (their launches say so): what comes before `await_before`
 // must read nothing that the chain writes, and write nothing at all. A step's rows and block tables are older than the
 // chain, whose first kernel begins like any other, and so are keys and values of earlier steps.
@@ -63,12 +64,28 @@ __device__ inline void mma_s8_half(float (&d)[4], u32 a0, u32 a1, u32 b) {
 #pragma unroll
     for (u32 i = 0; i < 4; i++) d[i] = __uint_as_float(r[i]);
 }
+#endif
 __device__ inline void mma_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+#ifdef FORNAX_HOST
+    host_mma_f16(d, a, b0, b1);
+#else
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
+}
+// An 8 × 8 matrix of halves turned: lane (g, t) gives row g, columns 2t and 2t + 1, and gets column g.
+__device__ inline u32 turned(u32 v) {
+#ifdef FORNAX_HOST
+    return host_turned(v);
+#else
+    u32 r;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v));
+    return r;
+#endif
 }
 
+#ifndef FORNAX_HOST
 // Of memory that nobody writes while the kernel lives: the compiler may move it anywhere.
 __device__ inline Vec4 global16(const void* p) {
     Vec4 v;
@@ -79,11 +96,50 @@ __device__ inline void put_global16(void* p, const Vec4& v) {
     asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 
+#endif
+
+// Words that another kernel may write while this one lives, past the first-level cache.
+template <u32 N>
+__device__ inline void past_first_cache(u32* to, const u8* from) {
+    static_assert(N == 1 || N == 2 || N == 4, "one load");
+#ifdef FORNAX_HOST
+    std::memcpy(to, from, N * 4);
+#else
+    if (N == 1) asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(to[0]) : "l"(from) : "memory");
+    if (N == 2) asm volatile("ld.global.cg.v2.u32 {%0,%1}, [%2];" : "=r"(to[0]), "=r"(to[N - 1]) : "l"(from) : "memory");
+    if (N == 4)
+        asm volatile("ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(to[0]), "=r"(to[N > 1]), "=r"(to[N > 2 ? 2 : 0]), "=r"(to[N - 1])
+                     : "l"(from)
+                     : "memory");
+#endif
+}
+__device__ inline void into_second_cache(const void* from) {
+#ifndef FORNAX_HOST
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from) : "memory");
+#endif
+}
+
 // Two floats as halves, the first low.
 __device__ inline u32 halves(float low, float high) {
+#ifdef FORNAX_HOST
+    return host_float_to_half(low) | (u32)host_float_to_half(high) << 16;
+#else
     u32 r;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
     return r;
+#endif
+}
+// Two of four bytes q + 128 as halves q, exactly and without a conversion: `pick` puts each above 1024.
+__device__ inline u32 numbers(u32 bytes, u32 pick) {
+    u32 v = __byte_perm(bytes, 0x64646464u, pick);
+#ifdef FORNAX_HOST
+    return halves(half_to_float((u16)(v & 0xffff)) - 1152.0f, half_to_float((u16)(v >> 16)) - 1152.0f);
+#else
+    u32 r;
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(v), "r"(0x64806480u));
+    return r;
+#endif
 }
 // What two halves lack of the floats that they stand for, as halves: with both, products are as good as of f32.
 __device__ inline u32 halves_left(u32 have, float low, float high) {

@@ -33,10 +33,13 @@ pub(crate) static HEADERS: &[(&str, &str)] = &[
     ("../cache.cuh", include_str!("../kernels/cache.cuh")),
     ("../turns.cuh", include_str!("../kernels/turns.cuh")),
     ("../wgmma.cuh", include_str!("../kernels/wgmma.cuh")),
+    ("formats.cuh", include_str!("../kernels/mma/formats.cuh")),
+    ("cluster.cuh", include_str!("../kernels/mma/cluster.cuh")),
     ("stage.cuh", include_str!("../kernels/fast/stage.cuh")),
     ("attend.cuh", include_str!("../kernels/fast/attend.cuh")),
     ("room.cuh", include_str!("../kernels/tape/room.cuh")),
     ("dense.cuh", include_str!("../kernels/tape/dense.cuh")),
+    ("deep.cuh", include_str!("../kernels/tape/deep.cuh")),
     ("heads.cuh", include_str!("../kernels/tape/heads.cuh")),
     ("links.cuh", include_str!("../kernels/tape/links.cuh")),
     ("forms.cuh", include_str!("../kernels/tape/forms.cuh")),
@@ -127,7 +130,7 @@ pub(crate) fn fast_source(name: &str, types: &[TensorType], defines: &[Define]) 
 
 /// As many pieces as shared memory has room for; the kernel says what it needs then.
 const TAPE_RING: &str = "\
-#define RING ((SHARED_LIMIT - AT_RING) / SLOT_STRIDE)
+#define RING ((SHARED_LIMIT - SPARED - AT_RING) / SLOT_STRIDE)
 #define SLOTS (RING < 56 ? RING : 56)
 ";
 

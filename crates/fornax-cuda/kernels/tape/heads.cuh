@@ -6,6 +6,7 @@
 // owners of blocks of 32 results, who put the eight together.
 #pragma once
 #include "dense.cuh"
+#include "deep.cuh"
 
 #include "../keys.cuh"
 
@@ -29,6 +30,8 @@ static_assert(sizeof(TapeLayer) == 128, "as src/fast/tape has it");
 
 // Loads where there is something; else x is what it was, and counts for nothing.
 struct KvF16 : EightsF16 {
+    typedef TileF16 Deep;
+    static const bool TILES = true;
     __device__ static void load(Eight& x, const u8* pool, u64 tokens, u64 token, u32 e, bool there) {
         const u8* p = pool + (token * (KV_HEADS * DIM) + e) * 2;
         asm volatile("{.reg .pred p; setp.ne.u32 p, %5, 0; @p ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];}"
@@ -38,6 +41,8 @@ struct KvF16 : EightsF16 {
     }
 };
 struct KvF32 : EightsF32 {
+    typedef TileF16 Deep;
+    static const bool TILES = false;
     __device__ static void load(Eight& x, const u8* pool, u64 tokens, u64 token, u32 e, bool there) {
         const float* p = (const float*)pool + token * (KV_HEADS * DIM) + e;
         asm volatile(
@@ -49,6 +54,8 @@ struct KvF32 : EightsF32 {
     }
 };
 struct KvQ8_0 : EightsQ8 {
+    typedef TileQ8 Deep;
+    static const bool TILES = true;
     __device__ static void load(Eight& x, const u8* pool, u64 tokens, u64 token, u32 e, bool there) {
         const u32 width = KV_HEADS * DIM;
         const u8 *p = pool + token * width + e, *s = pool + scale_at(tokens * width, token * width, e);
@@ -61,8 +68,13 @@ struct KvQ8_0 : EightsQ8 {
     }
 };
 
+// Where more keys than this were there before, the tensor cores take them.
+static const bool TILES = Kv::TILES && GROUP >= 2 && GROUP <= DEEP_HEADS;
+#ifndef FEW_KEYS
+#define FEW_KEYS (2 * GROUPS)
+#endif
 // Keys that a group of lanes works at: as many as there are registers for, twice.
-static const u32 KEYS_AT_ONCE = (GROUP <= 2 ? 4 : 2) / (sizeof(typename Kv::Eight) > 16 ? 2 : 1);
+static const u32 KEYS_AT_ONCE = TILES ? FEW_KEYS / GROUPS : (GROUP <= 2 ? 4 : 2) / (sizeof(typename Kv::Eight) > 16 ? 2 : 1);
 
 static const u32 PAIRS_A_LANE = DIM / 64;
 __device__ inline u32 left_of(u32 p) { return HALVES && p < PAIRS ? p : 2 * p; }
@@ -117,19 +129,33 @@ struct Spot {
 
 struct Attention {
     typename Kv::Eight k[KEYS_AT_ONCE], v[KEYS_AT_ONCE];
-    const u32* table;
+    u32 places;   // as of a tile, where there are many keys
     Gains gains;  // of the warp's first head
-    u32 begin, keys, last;  // of this block's keys, counted by eights: first, behind the last; the last itself
+    u32 here;     // the token's own block of the cache
 
     __device__ static u32 group() { return threadIdx.x / 32 % SET_WARPS * PER_WARP + threadIdx.x % 32 / LANES; }
+    // Of this block's keys, counted by eights: the first, and behind the last; how many, without the token's own.
+    __device__ static u32 begin(const TapeLayer& s, const Spot& c) { return (first_key(s.window, c.pos) + 7 - c.rank) / 8; }
+    __device__ static u32 keys(const Spot& c) { return c.pos > c.rank ? (c.pos - c.rank + 7) / 8 : 0; }
+    __device__ static u32 old_keys(const TapeLayer& s, const Spot& c) {
+        u32 from = begin(s, c), to = keys(c);
+        return to > from ? to - from : 0;
+    }
+    __device__ static const u32* table(const TapeLayer& s, const Spot& c) { return c.tables + s.group * c.group_words; }
+    __device__ static bool deep(const TapeLayer& s, const Spot& c) { return TILES && old_keys(s, c) > FEW_KEYS; }
+    __device__ static Deep cache(const TapeLayer& s, const Spot& c, u32 head) {
+        return {(const u8*)s.keys, (const u8*)s.values, table(s, c), c.tokens, head, c.rank, keys(c)};
+    }
+    __device__ static u32 first_tile(const TapeLayer& s, const Spot& c) { return (begin(s, c) & ~7u) + threadIdx.x / 32 * TILE; }
     __device__ static u32 element() { return threadIdx.x % LANES * 8; }
 
     // Begins to read this block's keys n, n + GROUPS, …
     __device__ void fetch(const TapeLayer& s, const Spot& c, u32 head, u32 n) {
+        u32 count = keys(c), last = count ? 8 * (count - 1) + c.rank : c.pos;
 #pragma unroll
         for (u32 i = 0; i < KEYS_AT_ONCE; i++) {
-            bool there = n + i * GROUPS < keys;
-            u64 at = place_of(table, min(8 * (n + i * GROUPS) + c.rank, last));
+            bool there = n + i * GROUPS < count;
+            u64 at = place_of(table(s, c), min(8 * (n + i * GROUPS) + c.rank, last));
             Kv::load(k[i], (const u8*)s.keys, c.tokens, at, head * DIM + element(), there);
             Kv::load(v[i], (const u8*)s.values, c.tokens, at, head * DIM + element(), there);
         }
@@ -140,15 +166,23 @@ struct Attention {
     }
 
     __device__ void begin_layer(const TapeLayer& s, const Spot& c, u32 head) {
-        table = c.tables + s.group * c.group_words;
-        u32 from = first_key(s.window, c.pos);
-        begin = (from + 7 - c.rank) / 8;
-        keys = c.pos > c.rank ? (c.pos - c.rank + 7) / 8 : 0;
-        last = keys ? 8 * (keys - 1) + c.rank : c.pos;
+        u32 first = first_tile(s, c);
+        here = __ldg(table(s, c) + c.pos / KV_BLOCK);
         const typename Kv::Eight zero = {};
 #pragma unroll
         for (u32 i = 0; i < KEYS_AT_ONCE; i++) k[i] = v[i] = zero;
-        fetch(s, c, head, begin + group());
+        if (!deep(s, c)) {
+            fetch(s, c, head, begin(s, c) + group());
+        } else {
+            // Registers for them are not to spare yet.
+            Tile<typename Kv::Deep> tile;
+            tile.begin();
+            tile.find(cache(s, c, head), first, NW * TILE);
+#pragma unroll
+            for (u32 i = 0; i < ASKED; i++)
+                if (first + i * (NW * TILE) < keys(c)) tile.ask(cache(s, c, head), i);
+            places = tile.places;
+        }
         if (HEAD_NORMS) gains.take(norm_of(s, threadIdx.x / 32), threadIdx.x % 32);
     }
 
@@ -162,40 +196,85 @@ struct Attention {
                                               float (&mix)[WARP_HEADS][8], float (&top)[WARP_HEADS], float (&sum)[WARP_HEADS]) {
 #pragma unroll 1
         for (u32 base = 0; base < old; base += GROUPS * AT_ONCE) {
-            u32 n = begin + base + group();
+            u32 n = begin(s, c) + base + group();
             // Whole warps pass over what is behind the last key.
             if (base + threadIdx.x / 32 % SET_WARPS * PER_WARP >= old) break;
             typename Kv::Eight key[AT_ONCE], value[AT_ONCE];
 #pragma unroll
             for (u32 i = 0; i < AT_ONCE; i++) key[i] = k[i], value[i] = v[i];
             // The next keys are on their way while these are used.
-            if (AT_ONCE == KEYS_AT_ONCE && base + GROUPS * AT_ONCE < old) fetch(s, c, head, n + GROUPS * AT_ONCE);
+            if (!TILES && AT_ONCE == KEYS_AT_ONCE && base + GROUPS * AT_ONCE < old) fetch(s, c, head, n + GROUPS * AT_ONCE);
             float score[AT_ONCE][WARP_HEADS];
             scores_of<Kv, LANES>(key, q, score);
-            weigh(score, mix, top, sum, [&](u32 i, float x) { return n + i * GROUPS < keys ? capped(s, x) : -1e30f; });
+            weigh(score, mix, top, sum, [&](u32 i, float x) { return n + i * GROUPS < keys(c) ? capped(s, x) : -1e30f; });
             add_values<Kv>(value, score, mix);
+            if (TILES) break;
         }
+    }
+
+    // Keeps the token's key or value, and leaves it as it will be read.
+    __device__ void append(const TapeLayer& s, const Spot& c, u32 head, u32 item, u32 lane) const {
+        __syncwarp();
+        float* to = (float*)(room + AT_HEADS) + item * DIM;
+        u8* pool = (u8*)(item > GROUP ? s.values : s.keys);
+        u64 at = ((u64)here * KV_BLOCK + c.pos % KV_BLOCK) * (KV_HEADS * DIM);
+#pragma unroll
+        for (u32 e = lane; e < DIM; e += 32) to[e] = Kv::store(pool, c.tokens * (KV_HEADS * DIM), at, head * DIM + e, to[e]);
     }
 
     // When the raw heads are there: attends, and sends this block's part to the owners.
     __device__ void run(const TapeLayer& s, const Spot& c, u32 head, float eps) {
-        u32 t = threadIdx.x, warp = t / 32, lane = t % 32, sub = lane / LANES, e = element(), set = warp / SET_WARPS;
+        u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         bool appends = c.pos % PEERS == c.rank;
         float factor = s.scale * (CAPPED ? 1.0f : LOG2E);
         const float2* turns = (const float2*)(room + AT_TURNS) + s.rope * PAIRS;
+        u32 items = appends ? GROUP + 2 : GROUP;
 #pragma unroll 1
-        for (u32 item = warp; item < (appends ? GROUP + 2 : GROUP); item += NW) {
+        for (u32 item = warp; item < items; item += NW) {
             bool is_query = item < GROUP, is_value = item > GROUP;
             if (HEAD_NORMS && item != warp) gains.take(norm_of(s, item), lane);
             turn_head(item, gains, norm_of(s, item) != 0, turns, is_query ? factor : 1.0f, !is_value, eps, lane);
-            if (is_query) continue;
-            __syncwarp();
-            float* to = (float*)(room + AT_HEADS) + item * DIM;
-            u8* pool = (u8*)(is_value ? s.values : s.keys);
-            u64 at = place_of(table, c.pos);
-#pragma unroll
-            for (u32 el = lane; el < DIM; el += 32) to[el] = Kv::store(pool, c.tokens * (KV_HEADS * DIM), at * (KV_HEADS * DIM), head * DIM + el, to[el]);
+            if (!is_query) append(s, c, head, item, lane);
+            // No more items than warps.
+            if (GROUP + 2 <= NW) break;
         }
+        u32 busy = deep(s, c) ? many_keys(s, c, head, appends) : few_keys(s, c, head, appends);
+        MARK(5);
+        meet();
+        merge(c.rank, busy);
+    }
+
+    // Keys that there are many of: how many warps had some.
+    __device__ __forceinline__ u32 many_keys(const TapeLayer& s, const Spot& c, u32 head, bool appends) {
+        u32 warp = threadIdx.x / 32, tiles = (keys(c) - (begin(s, c) & ~7u) + TILE - 1) / TILE;
+        const float* heads = (const float*)(room + AT_HEADS);
+        u32 busy = min(tiles + appends, NW), queries = shared_address(room) + AT_RAW;
+        typedef Mix<typename Kv::Deep> Means;
+        // Not before a warp has turned its head: what it waits for then would wait for these.
+        Tile<typename Kv::Deep> tile;
+        tile.begin();
+        tile.places = places;
+        tile.fetch_keys(cache(s, c, head), 0);
+        tile.fetch_values(cache(s, c, head), 0);
+        meet();
+        MARK(4);
+        // Raw heads are not looked at any more.
+        static_assert(!TILES || DIM * 16 <= RAW_ROWS * 4, "queries have room");
+        Means::split(heads, queries);
+        meet();
+        if (warp >= busy) return busy;
+        auto seen = [&](float x) { return capped(s, x); };
+        Means mix;
+        mix.begin(tile.lane);
+        if (appends && warp == tiles % NW) mix.own(heads, seen);
+        mix.over(tile, first_tile(s, c), NW * TILE, begin(s, c), keys(c), queries, [&]() { return cache(s, c, head); }, seen);
+        mix.leave((float*)(room + AT_MIXES) + warp * WARP_HEADS * DIM, part()[warp]);
+        return busy;
+    }
+
+    // Keys that there are few of.
+    __device__ __forceinline__ u32 few_keys(const TapeLayer& s, const Spot& c, u32 head, bool appends) {
+        u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, sub = lane / LANES, e = element(), set = warp / SET_WARPS;
         meet();
         MARK(4);
         const float* heads = (const float*)(room + AT_HEADS);
@@ -212,7 +291,7 @@ struct Attention {
             sum[h] = 0.0f;
         }
         // Keys of this block without the token's own, and with it.
-        u32 old = keys > begin ? keys - begin : 0, all = old + (appends ? 1 : 0);
+        u32 old = old_keys(s, c), all = old + (appends ? 1 : 0);
         u32 busy = min((all + PER_WARP - 1) / PER_WARP, SET_WARPS);
         if (appends && warp % SET_WARPS == old % GROUPS / PER_WARP) {
             bool mine = group() == old % GROUPS;
@@ -235,29 +314,32 @@ struct Attention {
         } else {
             some_keys<KEYS_AT_ONCE>(s, c, head, old, q, mix, top, sum);
         }
-        MARK(5);
-        merge(c.rank, busy, mix, top, sum, set, sub, e);
-    }
-
-    // The groups of a warp, the warps of a set, and then off to the owners.
-    __device__ void merge(u32 rank, u32 busy, float (&mix)[WARP_HEADS][8], float (&top)[WARP_HEADS],
-                          float (&sum)[WARP_HEADS], u32 set, u32 sub, u32 e) {
-        u32 t = threadIdx.x, warp = t / 32, lane = t % 32;
-        float* mixes = (float*)(room + AT_MIXES);
-        __shared__ float2 part[NW][WARP_HEADS];
         if (warp % SET_WARPS < busy) {
+            float* means = (float*)(room + AT_MIXES);
 #pragma unroll
             for (u32 h = 0; h < WARP_HEADS; h++) {
                 join_groups<LANES>(top[h], sum[h], mix[h]);
                 if (sub == 0) {
-                    float4* to = (float4*)(mixes + (warp * WARP_HEADS + h) * DIM + e);
+                    float4* to = (float4*)(means + (warp * WARP_HEADS + h) * DIM + e);
                     to[0] = {mix[h][0], mix[h][1], mix[h][2], mix[h][3]};
                     to[1] = {mix[h][4], mix[h][5], mix[h][6], mix[h][7]};
                 }
-                if (lane == 0) part[warp][h] = {top[h], sum[h]};
+                if (lane == 0) part()[warp][h] = {top[h], sum[h]};
             }
         }
-        meet();
+        return busy;
+    }
+
+    // Of every warp and head of it, what its means are relative to, and its sum of weights.
+    __device__ static float2 (*part())[WARP_HEADS] {
+        __shared__ float2 all[NW][WARP_HEADS];
+        return all;
+    }
+
+    // What the warps of a set have, put together, and off to the owners.
+    __device__ void merge(u32 rank, u32 busy) {
+        u32 t = threadIdx.x;
+        const float* mixes = (const float*)(room + AT_MIXES);
         u32 base = shared_address(room);
         // Four results a thread.
 #pragma unroll
@@ -268,7 +350,7 @@ struct Attention {
             float2 p[SET_WARPS];
 #pragma unroll
             for (u32 w = 0; w < SET_WARPS; w++) {
-                p[w] = part[w0 + w][own];
+                p[w] = part()[w0 + w][own];
                 if (w >= busy) p[w] = {-1e30f, 0.0f};
                 high = fmaxf(high, p[w].x);
             }

@@ -1,7 +1,7 @@
 // How the parts of a launch wait for one another: barriers of transactions in shared memory, stores to other blocks of a
 // cluster, and values in global memory that carry the number of the exchange which wrote them.
 #pragma once
-#include "../planes.cuh"
+#include "../tensor.cuh"
 
 // Where a kernel waits for ever, this build says for what, and stops.
 #ifdef WATCH

@@ -1,6 +1,7 @@
 //! The rungs of the ladder that need no GPU: the whole provider on its plain kernels, compiled as C++ and run on the CPU,
 //! against the reference, and what it does when memory or the GPU fails. Tests alone.
 
+mod deep;
 mod draws;
 mod faults;
 mod fits;
