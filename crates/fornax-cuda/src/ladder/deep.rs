@@ -45,8 +45,8 @@ fn pool(
     there: impl Fn(u32) -> bool,
 ) -> (Vec<u8>, Vec<f32>) {
     let value = |i: u32| {
-        let block = 4.0f32.powf(2.0 * uniform(seed + 1, (i / 32).into()) - 1.0);
-        scale * block * (2.0 * uniform(seed, i.into()) - 1.0)
+        let block = 4.0f32.powf(2.0 * uniform(seed + 1, i / 32) - 1.0);
+        scale * block * (2.0 * uniform(seed, i) - 1.0)
     };
     let values: Vec<f32> = (0..len).map(value).collect();
     let mut data = vec![0; len as usize / ty.block_len() * ty.block_bytes()];
@@ -88,7 +88,7 @@ fn apart(
     let (keys, key_values) = pool(ty, 10, 1.0, tokens * width, there);
     let (values, value_values) = pool(ty, 20, scale, tokens * width, there);
     let heads: Vec<f32> = (0..(group + 2) * dim)
-        .map(|i| (2.0 * uniform(30, i.into()) - 1.0) * if i / dim > group { scale } else { 0.5 })
+        .map(|i| (2.0 * uniform(30, i) - 1.0) * if i / dim > group { scale } else { 0.5 })
         .collect();
     let of = |pool: &[f32], p: u32, e: u32, own: u32| {
         let at = if p == pos {
