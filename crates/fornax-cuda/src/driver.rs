@@ -151,8 +151,22 @@ impl Gpu {
         constants: &[u32],
         pointers: &[u64],
     ) -> Result<()> {
+        self.launch_early_clusters(function, (grid, 1), threads, shared, constants, pointers)
+    }
+
+    /// As [`Gpu::launch_early`] with so many neighbouring blocks a cluster, where the GPU has clusters.
+    pub(crate) fn launch_early_clusters(
+        &self,
+        function: &Function,
+        (grid, each): ((u32, u32), u32),
+        threads: u32,
+        shared: u32,
+        constants: &[u32],
+        pointers: &[u64],
+    ) -> Result<()> {
         let early = self.arch >= 90;
-        let form = Form { early, ..Form::plain(grid, threads, shared) };
+        let cluster = if early { each } else { 1 };
+        let form = Form { early, cluster, ..Form::plain(grid, threads, shared) };
         self.queue(function, form, constants, pointers)
     }
 

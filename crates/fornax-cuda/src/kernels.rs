@@ -33,6 +33,8 @@ pub(crate) static HEADERS: &[(&str, &str)] = &[
     ("../cache.cuh", include_str!("../kernels/cache.cuh")),
     ("../turns.cuh", include_str!("../kernels/turns.cuh")),
     ("../wgmma.cuh", include_str!("../kernels/wgmma.cuh")),
+    ("formats.cuh", include_str!("../kernels/mma/formats.cuh")),
+    ("cluster.cuh", include_str!("../kernels/mma/cluster.cuh")),
     ("stage.cuh", include_str!("../kernels/fast/stage.cuh")),
     ("attend.cuh", include_str!("../kernels/fast/attend.cuh")),
     ("room.cuh", include_str!("../kernels/tape/room.cuh")),

@@ -4,7 +4,8 @@
 // head, eight at most: they are the columns of the tensor cores' products, whose rows are keys, then elements of values.
 // Warps take 16 keys at a time, straight from the paged cache to registers: the terms of a product may come in any order,
 // so a lane's 16 bytes are what it needs. Where parts end depends on the length of the context alone; several are put
-// together by the last block to finish.
+// together by the last block to finish. With EAGER, for steps of few rows, what is read next is asked for before its turn,
+// and the keys and values of earlier steps before the kernel in front has ended: the memory has time for it.
 #include "../cache.cuh"
 #include "../turns.cuh"
 #include "../tiles.cuh"
@@ -12,6 +13,7 @@
 #ifndef DIM
 #define DIM 128
 #define Kv KvF16
+#define EAGER 0
 #endif
 
 static const u32 THREADS = 128, WARPS = THREADS / 32, SLOTS = 8;
@@ -108,20 +110,43 @@ struct Raw {
 // them. Sixteen bytes of a shared row are never split.
 __device__ inline void turn_row(const FewArgs& a, const Job& j, const float* q, const Raw& raw, const float2* turns, u8* keys,
                                 u8* values, bool last_part, float (&queries)[SLOTS][DIM], float (&key)[DIM]) {
+    static const u32 EACH = (DIM + THREADS - 1) / THREADS;
     u32 lane = threadIdx.x % 32, width = a.kv_heads * DIM;
     Head h = {DIM, a.pairs, a.halves, a.eps};
     u64 elements = (u64)a.tokens * width, at = place_of(j.table, j.pos) * width + j.kv_head * DIM;
     u64 from = ((u64)j.row * a.kv_heads + j.kv_head) * DIM;
+    // The value is as the product left it.
+    float value[EACH];
+#pragma unroll
+    for (u32 k = 0; k < EACH; k++) {
+        u32 i = threadIdx.x + k * THREADS;
+        value[k] = last_part && i < DIM ? __ldcg(raw.v + from + i) : 0.0f;
+    }
 #pragma unroll 1
-    for (u32 item = threadIdx.x / 32; item < j.share + 2; item += WARPS) {
+    for (u32 item = threadIdx.x / 32; item < j.share + last_part; item += WARPS) {
         if (item < j.share) {
             turn_head(h, q + ((u64)j.row * a.heads + j.kv_head * j.share + item) * DIM, raw.q_norm, turns, lane, queries[item]);
-        } else if (last_part && item == j.share) {
+        } else {
             turn_head(h, raw.k + from, raw.k_norm, turns, lane, key);
             for (u32 i = lane; i < DIM; i += 32) Kv::put(keys, elements, at + i, key[i]);
-        } else if (last_part) {
-            for (u32 i = lane; i < DIM; i += 32) Kv::put(values, elements, at + i, raw.v[from + i]);
         }
+    }
+#pragma unroll
+    for (u32 k = 0; k < EACH; k++) {
+        u32 i = threadIdx.x + k * THREADS;
+        if (last_part && i < DIM) Kv::put(values, elements, at + i, value[k]);
+    }
+}
+
+// Asks for a head's keys and values of earlier steps, so that the second-level cache has them when the kernel in front is
+// through.
+__device__ inline void ask_for(const Job& j, u32 begin, u32 end, u32 width, const u8* keys, const u8* values) {
+    static const u32 EACH = Kv::PLAIN ? 2 : 1, PIECES = DIM * EACH / 32;
+#pragma unroll 1
+    for (u32 i = threadIdx.x; begin + i / PIECES < end; i += THREADS) {
+        u64 at = (place_of(j.table, begin + i / PIECES) * width + j.kv_head * DIM) * EACH + i % PIECES * 32;
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(keys + at));
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(values + at));
     }
 }
 
@@ -133,7 +158,7 @@ __device__ inline void attend_few(const FewArgs& a, const float* q, const Raw& r
     __shared__ float tops[WARPS][SLOTS], all[WARPS][SLOTS];
     __shared__ bool is_last;
     u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
-    let_next_begin();
+    if (!EAGER) let_next_begin();
     Row r = rows[a.base + blockIdx.y];
     Job j;
     j.share = a.heads / a.kv_heads;
@@ -142,6 +167,7 @@ __device__ inline void attend_few(const FewArgs& a, const float* q, const Raw& r
     // counts on it.
     if (r.left == 0 || (r.nth != 0 && !a.each) || j.n * j.share > SLOTS) {
         await_before();
+        if (EAGER) let_next_begin();
         return;
     }
     j.table = tables + (u64)r.seq * a.stride;
@@ -155,6 +181,7 @@ __device__ inline void attend_few(const FewArgs& a, const float* q, const Raw& r
     j.parts = (end - j.from + j.part - 1) / j.part;
     if (part >= j.parts) {
         await_before();
+        if (EAGER) let_next_begin();
         return;
     }
     u32 begin = j.from + part * j.part, stop = min(begin + j.part, end);
@@ -192,18 +219,28 @@ __device__ inline void attend_few(const FewArgs& a, const float* q, const Raw& r
     u32 opening = begin + warp * 16;
     bool ahead = opening < stop && opening + 16 <= r.pos - r.nth;
     if (ahead) fetch_keys(opening);
+    if (EAGER && ahead) fetch_values(opening);
+    if (EAGER) ask_for(j, begin, min(stop, r.pos - r.nth), width, keys, values);
     const float* mine = q + ((u64)(j.row + row_of(j, g)) * a.heads + head_of(j, g)) * DIM;
     if (TURN) {
         __shared__ __align__(16) float queries[SLOTS][DIM], key[DIM];
         __shared__ float2 turns[(DIM + 1) / 2];
+        // The weights of norms come from memory: not when they are needed.
+        for (u32 i = thread * 8; i < DIM && raw.q_norm; i += THREADS * 8) {
+            float none;
+            asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(none) : "l"(raw.q_norm + i));
+            asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(none) : "l"(raw.k_norm + i));
+        }
         for (u32 i = thread; i < a.pairs; i += THREADS) turns[i] = turn_of(r.pos, raw.freqs[i], a.magnitude);
         await_before();
+        if (EAGER) let_next_begin();
         __syncthreads();
         turn_row(a, j, q, raw, turns, keys, values, stop == end, queries, key);
         __syncthreads();
         mine = queries[row_of(j, g) * j.share + min(g, j.n * j.share - 1) % j.share];
     } else {
         await_before();
+        if (EAGER) let_next_begin();
     }
     u32 query[CHUNKS][4];
     __shared__ Vec4 rest[CHUNKS][32];
@@ -221,10 +258,15 @@ __device__ inline void attend_few(const FewArgs& a, const float* q, const Raw& r
         last[h] = j.pos + row_of(j, 2 * t + h);
         first[h] = first_key(a.window, last[h]);
     }
+    if (EAGER && !ahead && opening < stop) {
+        fetch_keys(opening);
+        fetch_values(opening);
+    }
 #pragma unroll 1
     for (u32 base = opening; base < stop; base += WARPS * 16) {
-        if (base != opening || !ahead) fetch_keys(base);
-        fetch_values(base);
+        u32 next = base + WARPS * 16;
+        if (!EAGER && (base != opening || !ahead)) fetch_keys(base);
+        if (!EAGER) fetch_values(base);
         // Scores of keys g and g + 8 for slots 2t and 2t + 1.
         float s[4] = {}, small[4] = {};
 #pragma unroll
@@ -238,6 +280,7 @@ __device__ inline void attend_few(const FewArgs& a, const float* q, const Raw& r
         }
 #pragma unroll
         for (u32 i = 0; i < 4; i++) s[i] += small[i];
+        if (EAGER && next < stop) fetch_keys(next);
         float keep[2];
 #pragma unroll
         for (u32 h = 0; h < 2; h++) {
@@ -276,6 +319,7 @@ __device__ inline void attend_few(const FewArgs& a, const float* q, const Raw& r
                 mma_f16(mix[4 * c + i], x, left0, left1);
                 mma_f16(mix[4 * c + i], x, p0, p1);
             }
+        if (EAGER && next < stop) fetch_values(next);
     }
 #pragma unroll
     for (u32 h = 0; h < 2; h++) {

@@ -5,13 +5,18 @@
 // own, so that a warp multiplies 32 outputs by all rows of the tile, block after block: the sum of a block is exact, its
 // scales multiply it in f32, and what warps and parts have is added in one order. Nothing of that depends on how many
 // rows there are, so a row gets the same numbers in every batch.
+//
+// With EAGER, for few rows, whose steps are a chain of waits: the parts of the columns are a cluster, whose blocks send one
+// another their sums and finish some rows each; else the last block to finish adds them, through the second-level cache.
 #include "../tensor.cuh"
+#include "cluster.cuh"
 
 #ifndef TOKENS
 #define TOKENS 64
 #define WIDE 1
 #define STAGES 4
 #define THREADS_AT_ONCE 256
+#define EAGER 0
 #endif
 
 static const u32 THREADS = THREADS_AT_ONCE, WARPS = THREADS / 32, DEEP = WARPS / WIDE, OUTS = 32 * WIDE, STEP = 8, COLUMNS = TOKENS / 8;
@@ -29,265 +34,7 @@ struct ProductArgs {
     float eps;
 };
 
-// Shared memory of a step: plane A of the weights, 128 bytes a row, plane B, fifth bits, scales (so many bytes a row); then
-// numbers, scales and sums of the rows. src/rows/space.rs counts the same.
-template <u32 B, u32 H, u32 S>
-struct Space {
-    static const u32 H_ROW = H, S_ROW = S, B_AT = OUTS * 128, H_AT = B_AT + OUTS * B, S_AT = H_AT + OUTS * H;
-    static const u32 X_AT = S_AT + OUTS * S, D_AT = X_AT + TOKENS * 256, M_AT = D_AT + STEP * TOKENS * 4;
-    static const u32 BYTES = M_AT + STEP * TOKENS * 4;
-};
-
-__device__ inline u32 swizzled(u32 row, u32 part) { return row * 128 + ((part ^ (row & 7)) << 4); }
-
-// The threads' shares of `count` items, as many for each but at the end.
-#define EACH_ITEM(i, count)                                                                                            \
-    _Pragma("unroll") for (u32 k = 0; k < ((count) + THREADS - 1) / THREADS; k++)                                      \
-        if (u32 i = threadIdx.x + k * THREADS; (count) % THREADS == 0 || i < (count))
-
-// Copies plane A, or the second half of Q8_0: 16 bytes a block.
-__device__ inline void copy_plane(u32 to, const u8* plane, u32 first, u32 outs, u32 nb, u32 from) {
-    EACH_ITEM(i, OUTS * STEP) {
-        u32 row = i / STEP, b = i % STEP;
-        bool there = first + row < outs && from + b < nb;
-        u32 blk = there ? (first + row) * nb + from + b : 0;
-        copy16_if(to + swizzled(row, b), plane + (u64)blk * 16, there);
-    }
-}
-// Copies `WORDS` words a row from `plane` + row · row_bytes + at to rows of STRIDE bytes; those from `end` on are zero.
-template <u32 WORDS, u32 STRIDE>
-__device__ inline void copy_words(u32 to, const u8* plane, u32 row_bytes, u32 at, u32 end, u32 first, u32 outs) {
-    EACH_ITEM(i, OUTS * WORDS) {
-        u32 row = i / WORDS, w = i % WORDS;
-        bool there = first + row < outs && at + 4 * w < end;
-        copy4_if(to + row * STRIDE + w * 4, there ? plane + (u64)(first + row) * row_bytes + (at + 4 * w) : plane, there);
-    }
-}
-
-struct Matrix {
-    const u8* w;
-    u32 nb, outs, first, from;  // of the tile: first output, first block of the step
-    __device__ u64 blocks() const { return (u64)nb * outs; }
-    __device__ u32 even() const { return nb + (nb & 1); }
-};
-
-// Of a warp: where its 32 rows begin in the step, and which block it takes.
-struct Spot {
-    u32 stage, row, b, lane;
-};
-
-__device__ inline u32 nibble_low(u32 v) { return v & 0x0f0f0f0fu; }
-__device__ inline u32 nibble_high(u32 v) { return v >> 4 & 0x0f0f0f0fu; }
-// Subtracts the same small number from every byte; no borrow crosses, whatever the bytes up to 63 are.
-__device__ inline u32 less(u32 v, u32 each) { return ((v | 0x80808080u) - each) ^ 0x80808080u; }
-
-// Fragments of 32 outputs of one block: two of 16 rows.
-struct Pair {
-    u32 a[2][4];
-};
-
-// Nibbles of both halves; matrices: rows 0–7 and 8–15 of the first 16, then of the second.
-__device__ inline Pair nibbles(const Spot& s) {
-    u32 r[4], row = s.row + s.lane % 32;
-    load_matrices(r, s.stage + swizzled(row, s.b));
-    Pair p;
-#pragma unroll
-    for (u32 m = 0; m < 2; m++) {
-        p.a[m][0] = nibble_low(r[2 * m]);
-        p.a[m][1] = nibble_low(r[2 * m + 1]);
-        p.a[m][2] = nibble_high(r[2 * m]);
-        p.a[m][3] = nibble_high(r[2 * m + 1]);
-    }
-    return p;
-}
-// `at` is where the fifth bits begin.
-__device__ inline void add_fifths(Pair& p, const Spot& s, u32 at) {
-    u32 g = s.lane / 4, t = s.lane % 4;
-#pragma unroll
-    for (u32 m = 0; m < 2; m++)
-#pragma unroll
-        for (u32 i = 0; i < 2; i++) {
-            u32 h = shared4(s.stage + at + (s.row + m * 16 + i * 8 + g) * 32 + s.b * 4);
-            p.a[m][i] |= fifths(h >> 4 * t);
-            p.a[m][2 + i] |= fifths(h >> (16 + 4 * t));
-        }
-}
-// Scale i is that of rows g, g + 8, g + 16, g + 24.
-#define EACH_ROW(i) _Pragma("unroll") for (u32 i = 0; i < 4; i++)
-__device__ inline u32 row_of(const Spot& s, u32 i) { return s.row + i * 8 + s.lane / 4; }
-
-// One half a block.
-__device__ inline void one_scale(const Spot& s, u32 at, float (&d)[4]) {
-    EACH_ROW(i) d[i] = half_to_float((u16)shared2(s.stage + at + row_of(s, i) * 16 + s.b * 2));
-}
-// Scale and minimum, two halves a block.
-__device__ inline void two_scales(const Spot& s, u32 at, float (&d)[4], float (&m)[4]) {
-    EACH_ROW(i) {
-        u32 v = shared4(s.stage + at + row_of(s, i) * 32 + s.b * 4);
-        d[i] = half_to_float((u16)(v & 0xffff));
-        m[i] = half_to_float((u16)(v >> 16));
-    }
-}
-// The header of eight blocks.
-__device__ inline void header_scales(const Spot& s, u32 at, float (&d)[4], float (&m)[4]) {
-    EACH_ROW(i) {
-        Vec4 h = shared16(s.stage + at + row_of(s, i) * 16);
-        u32 scale, min;
-        scale_min_of(h.y, h.z, h.w, s.b, scale, min);
-        d[i] = half_to_float((u16)(h.x & 0xffff)) * (float)scale;
-        m[i] = -half_to_float((u16)(h.x >> 16)) * (float)min;
-    }
-}
-
-struct M_Q8_0 : Space<128, 0, 16> {
-    static const bool MINS = false, TWO = false, EXACT = true;
-    __device__ static void copy(u32 to, const Matrix& m) {
-        copy_plane(to, m.w, m.first, m.outs, m.nb, m.from);
-        copy_plane(to + B_AT, m.w + m.blocks() * 16, m.first, m.outs, m.nb, m.from);
-        copy_words<4, 16>(to + S_AT, m.w + m.blocks() * 32, m.even() * 2, m.from * 2, m.nb * 2, m.first, m.outs);
-    }
-    __device__ static Pair fragments(const Spot& s) {
-        Pair p;
-        u32 plane = s.lane < 16 ? 0 : B_AT;
-#pragma unroll
-        for (u32 m = 0; m < 2; m++) load_matrices(p.a[m], s.stage + plane + swizzled(s.row + m * 16 + s.lane % 16, s.b));
-        return p;
-    }
-    __device__ static void scales(const Spot& s, float (&d)[4], float (&)[4]) { one_scale(s, S_AT, d); }
-};
-
-struct M_Q4_0 : Space<0, 0, 16> {
-    static const bool MINS = false, TWO = false, EXACT = true;
-    __device__ static void copy(u32 to, const Matrix& m) {
-        copy_plane(to, m.w, m.first, m.outs, m.nb, m.from);
-        copy_words<4, 16>(to + S_AT, m.w + m.blocks() * 16, m.even() * 2, m.from * 2, m.nb * 2, m.first, m.outs);
-    }
-    __device__ static Pair fragments(const Spot& s) {
-        Pair p = nibbles(s);
-#pragma unroll
-        for (u32 i = 0; i < 8; i++) p.a[i / 4][i % 4] = less(p.a[i / 4][i % 4], 0x08080808u);
-        return p;
-    }
-    __device__ static void scales(const Spot& s, float (&d)[4], float (&)[4]) { one_scale(s, S_AT, d); }
-};
-
-struct M_Q5_0 : Space<0, 32, 16> {
-    static const bool MINS = false, TWO = false, EXACT = true;
-    __device__ static void copy(u32 to, const Matrix& m) {
-        copy_plane(to, m.w, m.first, m.outs, m.nb, m.from);
-        copy_words<8, 32>(to + H_AT, m.w + m.blocks() * 16, m.nb * 4, m.from * 4, m.nb * 4, m.first, m.outs);
-        copy_words<4, 16>(to + S_AT, m.w + m.blocks() * 20, m.even() * 2, m.from * 2, m.nb * 2, m.first, m.outs);
-    }
-    __device__ static Pair fragments(const Spot& s) {
-        Pair p = nibbles(s);
-        add_fifths(p, s, H_AT);
-#pragma unroll
-        for (u32 i = 0; i < 8; i++) p.a[i / 4][i % 4] = less(p.a[i / 4][i % 4], 0x10101010u);
-        return p;
-    }
-    __device__ static void scales(const Spot& s, float (&d)[4], float (&)[4]) { one_scale(s, S_AT, d); }
-};
-
-struct M_Q4_1 : Space<0, 0, 32> {
-    static const bool MINS = true, TWO = false, EXACT = false;
-    __device__ static void copy(u32 to, const Matrix& m) {
-        copy_plane(to, m.w, m.first, m.outs, m.nb, m.from);
-        copy_words<8, 32>(to + S_AT, m.w + m.blocks() * 16, m.nb * 4, m.from * 4, m.nb * 4, m.first, m.outs);
-    }
-    __device__ static Pair fragments(const Spot& s) { return nibbles(s); }
-    __device__ static void scales(const Spot& s, float (&d)[4], float (&m)[4]) { two_scales(s, S_AT, d, m); }
-};
-
-struct M_Q5_1 : Space<0, 32, 32> {
-    static const bool MINS = true, TWO = false, EXACT = false;
-    __device__ static void copy(u32 to, const Matrix& m) {
-        copy_plane(to, m.w, m.first, m.outs, m.nb, m.from);
-        copy_words<8, 32>(to + H_AT, m.w + m.blocks() * 16, m.nb * 4, m.from * 4, m.nb * 4, m.first, m.outs);
-        copy_words<8, 32>(to + S_AT, m.w + m.blocks() * 20, m.nb * 4, m.from * 4, m.nb * 4, m.first, m.outs);
-    }
-    __device__ static Pair fragments(const Spot& s) {
-        Pair p = nibbles(s);
-        add_fifths(p, s, H_AT);
-        return p;
-    }
-    __device__ static void scales(const Spot& s, float (&d)[4], float (&m)[4]) { two_scales(s, S_AT, d, m); }
-};
-
-struct M_Q4_K : Space<0, 0, 16> {
-    static const bool MINS = true, TWO = false, EXACT = false;
-    __device__ static void copy(u32 to, const Matrix& m) {
-        copy_plane(to, m.w, m.first, m.outs, m.nb, m.from);
-        copy_words<4, 16>(to + S_AT, m.w + m.blocks() * 16, m.nb * 2, m.from * 2, m.nb * 2, m.first, m.outs);
-    }
-    __device__ static Pair fragments(const Spot& s) { return nibbles(s); }
-    __device__ static void scales(const Spot& s, float (&d)[4], float (&m)[4]) { header_scales(s, S_AT, d, m); }
-};
-
-struct M_Q5_K : Space<0, 32, 16> {
-    static const bool MINS = true, TWO = false, EXACT = false;
-    __device__ static void copy(u32 to, const Matrix& m) {
-        copy_plane(to, m.w, m.first, m.outs, m.nb, m.from);
-        copy_words<8, 32>(to + H_AT, m.w + m.blocks() * 16, m.nb * 4, m.from * 4, m.nb * 4, m.first, m.outs);
-        copy_words<4, 16>(to + S_AT, m.w + m.blocks() * 20, m.nb * 2, m.from * 2, m.nb * 2, m.first, m.outs);
-    }
-    __device__ static Pair fragments(const Spot& s) {
-        Pair p = nibbles(s);
-        add_fifths(p, s, H_AT);
-        return p;
-    }
-    __device__ static void scales(const Spot& s, float (&d)[4], float (&m)[4]) { header_scales(s, S_AT, d, m); }
-};
-
-// Two scales a block: `d` of the first half, `m` of the second.
-struct M_Q6_K : Space<0, 64, 32> {
-    static const bool MINS = false, TWO = true, EXACT = false;
-    __device__ static void copy(u32 to, const Matrix& m) {
-        copy_plane(to, m.w, m.first, m.outs, m.nb, m.from);
-        copy_words<16, 64>(to + H_AT, m.w + m.blocks() * 16, m.nb * 8, m.from * 8, m.nb * 8, m.first, m.outs);
-        copy_words<4, 32>(to + S_AT, m.w + m.blocks() * 24, m.nb * 2, m.from * 2, m.nb * 2, m.first, m.outs);
-        // One half for eight blocks, the second of its word for every other step.
-        u32 supers = m.nb / 8, row_bytes = 2 * (supers + (supers & 1)), at = m.from / 8 * 2 & ~3u;
-        copy_words<1, 32>(to + S_AT + 16, m.w + m.blocks() * 26, row_bytes, at, row_bytes, m.first, m.outs);
-        if (threadIdx.x < OUTS) asm volatile("st.shared.u32 [%0], %1;" ::"r"(to + S_AT + threadIdx.x * 32 + 20), "r"(m.from / 8 & 1) : "memory");
-    }
-    __device__ static Pair fragments(const Spot& s) {
-        Pair p = nibbles(s);
-        u32 t = s.lane % 4;
-        EACH_ROW(i) {
-            u32 at = s.stage + H_AT + row_of(s, i) * 64 + s.b * 8, h0 = shared4(at), h1 = shared4(at + 4);
-            u32 x = __funnelshift_r(h0 << 4, h0 >> 28, 2 * t) & 0x30303030u, y = __funnelshift_r(h1 << 4, h1 >> 28, 2 * t) & 0x30303030u;
-            p.a[i / 2][i % 2] = less(p.a[i / 2][i % 2] | x, 0x20202020u);
-            p.a[i / 2][2 + i % 2] = less(p.a[i / 2][2 + i % 2] | y, 0x20202020u);
-        }
-        return p;
-    }
-    __device__ static void scales(const Spot& s, float (&d)[4], float (&m)[4]) {
-        EACH_ROW(i) {
-            u32 at = s.stage + S_AT + row_of(s, i) * 32, sc = shared2(at + s.b * 2);
-            float all = half_to_float((u16)shared2(at + 16 + shared4(at + 20) * 2));
-            d[i] = all * (float)(signed char)(sc & 255);
-            m[i] = all * (float)(signed char)(sc >> 8);
-        }
-    }
-};
-
-struct M_MXFP4 : Space<0, 0, 8> {
-    static const bool MINS = false, TWO = false, EXACT = false;
-    __device__ static void copy(u32 to, const Matrix& m) {
-        copy_plane(to, m.w, m.first, m.outs, m.nb, m.from);
-        u32 row_bytes = m.nb + (-m.nb & 3);
-        copy_words<2, 8>(to + S_AT, m.w + m.blocks() * 16, row_bytes, m.from, m.nb, m.first, m.outs);
-    }
-    __device__ static Pair fragments(const Spot& s) {
-        Pair p = nibbles(s);
-#pragma unroll
-        for (u32 i = 0; i < 8; i++) p.a[i / 4][i % 4] = P_MXFP4::doubled(p.a[i / 4][i % 4]);
-        return p;
-    }
-    __device__ static void scales(const Spot& s, float (&d)[4], float (&)[4]) {
-        EACH_ROW(i) d[i] = P_MXFP4::scale(shared1(s.stage + S_AT + row_of(s, i) * 8 + s.b));
-    }
-};
+#include "formats.cuh"
 
 // Numbers, scales and sums of the rows of a step.
 template <class W>
@@ -363,8 +110,18 @@ __device__ inline void add_squares(const ProductArgs& a, const float* squares, u
     if (!a.normed || quarter >= QUARTERS) return;
     const float* from = squares + a.base + first + row;
     float sum = 0.0f;
-#pragma unroll 8
-    for (u32 b = quarter; b < a.nb; b += QUARTERS) sum += __ldcg(from + b * a.stride);
+    // Eight loads under way, also at the end.
+#pragma unroll 1
+    for (u32 at = quarter; at < a.nb; at += 8 * QUARTERS) {
+        float v[8];
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) {
+            u32 b = at + i * QUARTERS;
+            v[i] = b < a.nb ? __ldcg(from + b * a.stride) : 0.0f;
+        }
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) sum += v[i];
+    }
     to[quarter][row] = sum;
 }
 // The factor of the norm, into the first quarter.
@@ -375,10 +132,11 @@ __device__ inline void make_factors(const ProductArgs& a, float (&sums)[QUARTERS
     sums[0][row] = rsqrtf(square / (float)(a.nb * 32) + a.eps);
 }
 
-template <class W>
+// `ahead` is called once what the kernel in front wrote can be read.
+template <class W, class Ahead>
 __device__ inline void steps(const ProductArgs& a, Matrix m, u32 first, u32 room, const u8* x, const float* scales,
                              const float* sums, const float* squares, float (&square)[QUARTERS][TOKENS],
-                             float (&acc)[2][COLUMNS][4]) {
+                             float (&acc)[2][COLUMNS][4], const Ahead& ahead) {
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, all = (a.nb + STEP - 1) / STEP;
     u32 each = (all + a.splits - 1) / a.splits, begin = min(blockIdx.x % a.splits * each, all), end = min(begin + each, all);
     u32 next = begin;
@@ -396,9 +154,12 @@ __device__ inline void steps(const ProductArgs& a, Matrix m, u32 first, u32 room
 #pragma unroll 1
     for (u32 i = 0; i < STAGES - 1; i++) fetch(true, false);
     await_before();
+    // Not earlier: of small kernels several would stand there, in each other's way.
+    if (EAGER) let_next_begin();
     next = begin;
 #pragma unroll 1
     for (u32 i = 0; i < STAGES - 1; i++) fetch(false, true);
+    ahead();
     add_squares(a, squares, first, square);
 #pragma unroll 1
     for (u32 step = begin; step < end; step++) {
@@ -425,8 +186,30 @@ __device__ inline float gate_of(const ProductArgs& a, float g, float u) {
 }
 
 static const u32 PITCH = OUTS + 4;
-// What a thread finishes: one output, or pair of outputs, of every `EVERY`th row.
+// What a thread has of a tile: one output, or pair of outputs, of every `EVERY`th row.
 static const u32 EVERY = THREADS / OUTS, OWN = TOKENS * OUTS / THREADS, EVERY_PAIR = 2 * EVERY, OWN_PAIRS = OWN / 2;
+// Whether what is added at the end is asked for at the beginning: few rows leave registers for it.
+static const bool EARLY = EAGER && OWN <= 4;
+
+// Of constant memory, and no later than it is asked for.
+__device__ inline float early(const float* p) {
+    float v;
+    asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(v) : "l"(p));
+    return v;
+}
+
+// The rows of the tile that a thread finishes: of those that it has, every `parts`th.
+struct Share {
+    u32 part, parts, from, every, rows;
+    __device__ u32 row(u32 i) const { return from + (i * parts + part) * every; }
+    __device__ bool has(u32 i, u32 most) const { return i * parts + part < most && row(i) < rows; }
+};
+
+// Shared memory of a block before what the other blocks of its cluster send: the ring, or the sums that take its place.
+// src/rows/kernels.rs counts the same.
+static const u32 SUMS = DEEP * TOKENS * PITCH * 4;
+template <class W>
+static const u32 WORK = STAGES * W::BYTES > SUMS ? STAGES * W::BYTES : SUMS;
 
 struct Places {
     const float *bias, *residual, *norm;
@@ -450,59 +233,101 @@ __device__ inline void round_block(const ProductArgs& a, const Places& p, float 
     p.sums[(u64)block * a.to_stride + row] = scale * (float)sum;
 }
 
-// Output `out` of all rows of the tile that are the thread's.
-__device__ inline void put(const ProductArgs& a, const Places& p, float (&v)[OWN], u32 out, u32 first_row, u32 rows) {
+// What is added to output `out` of the thread's rows.
+__device__ inline void residuals(const ProductArgs& a, const Places& p, const Share& s, float (&add)[OWN], u32 first_out, u32 first_row) {
+    u32 out = first_out + threadIdx.x % OUTS;
+    // Rows of a step are fewer than 2^32 / width.
+    const float* from = p.residual + (u64)(a.base + first_row) * a.width0 + a.before + out;
+#pragma unroll
+    for (u32 i = 0; i < OWN; i++) add[i] = p.residual && out < a.outs && s.has(i, OWN) ? from[(u64)s.row(i) * a.width0] : 0.0f;
+}
+
+// Sums of the thread's rows to where they go.
+__device__ inline void finish_rows(const ProductArgs& a, const Places& p, const Share& s, float (&v)[OWN], const float (&add)[OWN], float bias, float norm, u32 first_out, u32 first_row) {
+    u32 out = first_out + threadIdx.x % OUTS, lane = threadIdx.x % 32;
+    if (out >= a.outs) return;
     out += a.before;
-    float bias = p.bias ? __ldg(p.bias + out) : 0.0f, add[OWN];
+    first_row += a.base;
     float* to = p.y0;
-    u32 width = a.width0, at = out, from = threadIdx.x / OUTS;
+    u32 width = a.width0, at = out;
     if (out >= a.cut1) to = p.y2, width = a.width2, at = out - a.cut1;
     else if (out >= a.cut0) to = p.y1, width = a.width1, at = out - a.cut0;
-    // Rows of a step are fewer than 2^32 / width.
-    const float* residual = p.residual + (u64)(first_row + from) * a.width0 + out;
-#pragma unroll
-    for (u32 i = 0; i < OWN; i++) add[i] = p.residual && from + i * EVERY < rows ? residual[(u64)i * EVERY * a.width0] : 0.0f;
-    to += (u64)(first_row + from) * width + at;
+    to += (u64)first_row * width + at;
 #pragma unroll
     for (u32 i = 0; i < OWN; i++) {
         float x = (v[i] + bias) * a.scale;
         if (a.softcap != 0.0f) x = a.softcap * tanhf(x / a.softcap);
         v[i] = x + add[i];
-        if (from + i * EVERY < rows) to[(u64)i * EVERY * width] = v[i];
+        if (s.has(i, OWN)) to[(u64)s.row(i) * width] = v[i];
     }
     if (a.epi != EPI_NORM) return;
     // Whole warps stay together: 32 outputs are one block of a row.
-    float norm = __ldg(p.norm + out);
 #pragma unroll
     for (u32 i = 0; i < OWN; i++) {
-        if (from + i * EVERY >= rows) break;
-        u32 row = first_row + from + i * EVERY, lane = threadIdx.x % 32;
+        if (!s.has(i, OWN)) break;
+        u32 row = first_row + s.row(i);
         float square = warp_sum(v[i] * v[i]);
         if (lane == 0) p.squares[(u64)(out / 32) * a.to_stride + row] = square;
         round_block(a, p, v[i] * norm, out / 32, row, lane);
     }
 }
 
-// Sums of the thread's outputs to where they go.
-__device__ inline void finish_rows(const ProductArgs& a, const Places& p, float (&v)[OWN], u32 first_out, u32 first_row) {
-    u32 out = threadIdx.x % OUTS;
-    if (first_out + out < a.outs) put(a, p, v, first_out + out, a.base + first_row, min(TOKENS, a.rows - first_row));
-}
-
 // Sums of the thread's pairs.
-__device__ inline void finish_pairs(const ProductArgs& a, const Places& p, const float (&gate)[OWN_PAIRS], const float (&up)[OWN_PAIRS], u32 first_out, u32 first_row) {
-    u32 pair = threadIdx.x % (OUTS / 2), from = threadIdx.x / (OUTS / 2), at = first_out + 2 * pair;
-    u32 rows = min(TOKENS, a.rows - first_row), to = a.base + first_row + from;
+__device__ inline void finish_pairs(const ProductArgs& a, const Places& p, const Share& s, const float (&gate)[OWN_PAIRS], const float (&up)[OWN_PAIRS], u32 first_out, u32 first_row) {
+    u32 at = first_out + 2 * (threadIdx.x % (OUTS / 2));
     float2 bias = {0.0f, 0.0f};
     if (p.bias && at < a.outs) bias = {p.bias[at], p.bias[at + 1]};
 #pragma unroll
     for (u32 i = 0; i < OWN_PAIRS; i++) {
         // Whole warps stay together: 32 pairs are one row's.
-        if (from + i * EVERY_PAIR >= rows) break;
+        if (!s.has(i, OWN_PAIRS)) break;
         float v = gate_of(a, gate[i] + bias.x, up[i] + bias.y);
-        u32 row = to + i * EVERY_PAIR;
+        u32 row = a.base + first_row + s.row(i);
         if (a.epi == EPI_ROUND) round_block(a, p, v, at / 64, row, threadIdx.x % 32);
         else if (at < a.outs) p.y0[(u64)row * a.width0 + at / 2] = v;
+    }
+}
+
+// Parts of the columns are the blocks of a cluster. Each sends what it has to the block that finishes it, into a place of
+// its own, [part][share][thread].
+template <u32 PARTS, u32 MOST>
+static const u32 SHARES = MOST >= PARTS ? MOST / PARTS : 1;
+template <u32 PARTS, u32 MOST>
+__device__ inline void send(u32 sent, u32 part, const float* v) {
+#pragma unroll
+    for (u32 i = 0; i < MOST; i++) {
+        u32 at = sent + ((part * SHARES<PARTS, MOST> + i / PARTS) * THREADS + threadIdx.x) * 4;
+        put_shared_of_block(of_block(at, i % PARTS), v[i]);
+    }
+}
+// Adds what was sent, in the order of the parts.
+template <u32 PARTS, u32 MOST>
+__device__ inline void add_sent(u32 sent, float* v) {
+#pragma unroll
+    for (u32 i = 0; i < SHARES<PARTS, MOST>; i++) {
+        v[i] = 0.0f;
+#pragma unroll
+        for (u32 z = 0; z < PARTS; z++) v[i] += __uint_as_float(shared4(sent + ((z * SHARES<PARTS, MOST> + i) * THREADS + threadIdx.x) * 4));
+    }
+}
+template <u32 PARTS>
+__device__ inline void exchange(u32 sent, u32 part, bool rows, float (&v)[OWN]) {
+    u32 up = sent + PARTS * SHARES<PARTS, OWN_PAIRS> * THREADS * 4;
+    // All have begun, so their memory is there.
+    cluster_await();
+    if (rows) {
+        send<PARTS, OWN>(sent, part, v);
+    } else {
+        send<PARTS, OWN_PAIRS>(sent, part, v);
+        send<PARTS, OWN_PAIRS>(up, part, v + OWN_PAIRS);
+    }
+    cluster_arrive();
+    cluster_await();
+    if (rows) {
+        add_sent<PARTS, OWN>(sent, v);
+    } else {
+        add_sent<PARTS, OWN_PAIRS>(sent, v);
+        add_sent<PARTS, OWN_PAIRS>(up, v + OWN_PAIRS);
     }
 }
 
@@ -515,10 +340,25 @@ __device__ inline void product(const ProductArgs& a, const u8* w, const u8* x, c
     __shared__ float square[QUARTERS][TOKENS];
     u32 t = threadIdx.x, warp = t / 32, lane = t % 32, g = lane / 4, c = lane % 4;
     u32 tile_x = blockIdx.x / a.splits, split = blockIdx.x % a.splits, first_out = tile_x * OUTS, first_row = blockIdx.y * TOKENS;
-    let_next_begin();
-    float acc[2][COLUMNS][4] = {};
+    if (!EAGER) let_next_begin();
+    bool rows = a.epi == EPI_ROWS || a.epi == EPI_NORM, whole = a.splits == 1, together = IN_CLUSTERS && !whole;
+    // A pair is a thread's own, gate in the first half of its sums and up in the second, or an output is.
+    u32 step = rows ? EVERY : EVERY_PAIR, from = rows ? t / OUTS : t / (OUTS / 2);
+    Share share = {together ? split : 0, together ? a.splits : 1, from, step, min(TOKENS, a.rows - first_row)};
+    if (together) cluster_arrive();
+    float acc[2][COLUMNS][4] = {}, add[OWN] = {};
     Matrix m = {w, a.nb, a.outs, first_out, 0};
-    steps<W>(a, m, first_row, shared_address(room), x, scales, sums, squares, square, acc);
+    float bias, norm;
+    auto constants = [&] {
+        u32 out = min(first_out + t % OUTS, a.outs - 1) + a.before;
+        bias = rows && p.bias ? early(p.bias + out) : 0.0f;
+        norm = a.epi == EPI_NORM ? early(p.norm + out) : 0.0f;
+    };
+    if (EARLY) constants();
+    auto ahead = [&] {
+        if (EARLY && rows) residuals(a, p, share, add, first_out, first_row);
+    };
+    steps<W>(a, m, first_row, shared_address(room), x, scales, sums, squares, square, acc, ahead);
     make_factors(a, square);
     float* have = (float*)room;
 #pragma unroll
@@ -533,9 +373,6 @@ __device__ inline void product(const ProductArgs& a, const u8* w, const u8* x, c
     __syncthreads();
     // Of all warps with the same outputs, in their order.
     float v[OWN];
-    bool rows = a.epi == EPI_ROWS || a.epi == EPI_NORM, whole = a.splits == 1;
-    // A pair is a thread's own, gate in the first half of its sums and up in the second, or an output is.
-    u32 step = rows ? EVERY : EVERY_PAIR, from = rows ? t / OUTS : t / (OUTS / 2);
     auto out_of = [&](u32 i) { return rows ? t % OUTS : 2 * (t % (OUTS / 2)) + i / OWN_PAIRS; };
     auto row_of = [&](u32 i) { return from + (rows ? i : i % OWN_PAIRS) * step; };
 #pragma unroll
@@ -544,7 +381,12 @@ __device__ inline void product(const ProductArgs& a, const u8* w, const u8* x, c
 #pragma unroll
         for (u32 d = 0; d < DEEP; d++) v[i] += have[(d * TOKENS + row_of(i)) * PITCH + out_of(i)];
     }
-    if (!whole) {
+    if (together) {
+        u32 sent = shared_address(room) + WORK<W>;
+        if (a.splits == 2) exchange<2>(sent, split, rows, v);
+        else if (a.splits == 4) exchange<4>(sent, split, rows, v);
+        else exchange<8>(sent, split, rows, v);
+    } else if (!whole) {
         u32 tile = blockIdx.y * (gridDim.x / a.splits) + tile_x;
         float* parts = partial + (u64)tile * a.splits * TOKENS * OUTS;
 #pragma unroll
@@ -567,16 +409,20 @@ __device__ inline void product(const ProductArgs& a, const u8* w, const u8* x, c
     }
     if (a.normed) {
 #pragma unroll
-        for (u32 i = 0; i < OWN; i++) v[i] *= square[0][row_of(i)];
+        for (u32 i = 0; i < OWN; i++) v[i] *= square[0][min(share.row(rows ? i : i % OWN_PAIRS), TOKENS - 1)];
     }
     if (rows) {
-        finish_rows(a, p, v, first_out, first_row);
-        return;
-    }
-    float gate[OWN_PAIRS], up[OWN_PAIRS];
+        if (!EARLY) {
+            constants();
+            residuals(a, p, share, add, first_out, first_row);
+        }
+        finish_rows(a, p, share, v, add, bias, norm, first_out, first_row);
+    } else {
+        float gate[OWN_PAIRS], up[OWN_PAIRS];
 #pragma unroll
-    for (u32 i = 0; i < OWN_PAIRS; i++) gate[i] = v[i], up[i] = v[OWN_PAIRS + i];
-    finish_pairs(a, p, gate, up, first_out, first_row);
+        for (u32 i = 0; i < OWN_PAIRS; i++) gate[i] = v[i], up[i] = v[OWN_PAIRS + i];
+        finish_pairs(a, p, share, gate, up, first_out, first_row);
+    }
 }
 
 #define ENTRY(W, suffix, number)                                                                                       \

@@ -15,8 +15,24 @@ use crate::fast::planes::PLANED;
 use crate::fast::stage::GATED;
 use crate::kernels::{self, Define, Variant, entry};
 
-/// Rows of a tile, by how many rows there are.
-pub(crate) const TOKENS: [u32; 3] = [16, 32, 64];
+/// Rows up to which kernels are the eager ones: steps so small are a chain of waits, and nothing is ahead of its time.
+pub(crate) const EAGER: u32 = 32;
+
+/// Rows that a block of a product takes, and whether its kernel is the eager one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Tile {
+    pub(crate) rows: u32,
+    pub(crate) eager: bool,
+}
+
+const fn tile(rows: u32, eager: bool) -> Tile {
+    Tile { rows, eager }
+}
+
+/// By how many rows there are.
+pub(crate) const TILES: [Tile; 3] = [tile(16, true), tile(EAGER, true), tile(64, false)];
+/// Instead of the last of them where blocks are few.
+pub(crate) const HALF: Tile = tile(32, false);
 /// Outputs of 32 that a block takes side by side, and its threads.
 const SHAPES: [(u32, u32); 3] = [(1, 256), (2, 256), (2, 512)];
 /// Columns of a block's tile of a long product, with the steps of its ring and blocks of a multiprocessor.
@@ -29,6 +45,11 @@ pub(crate) const TILE_ROWS: u32 = 128;
 const BUSY: u32 = 90;
 /// Blocks of the grid up to which a multiprocessor hardly gets a second one.
 const ALONE: u32 = 160;
+
+/// Blocks of 512 threads that run at once.
+const RESIDENT: u32 = 132;
+/// Parts of the columns at most: blocks of a cluster on any GPU that has clusters.
+const SPLITS_MAX: u32 = 8;
 
 /// How a product of 8-bit numbers is shared out: by the matrix alone, so that no row depends on the rows beside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -43,7 +64,12 @@ pub(crate) fn cut(nb: u32, outs: u32, gated: bool) -> Cut {
     let wide = if gated || outs >= 8192 { 2 } else { 1 };
     let (tiles, steps) = (outs.div_ceil(32 * wide), nb.div_ceil(8));
     let mut splits = 1;
-    while tiles * splits < BUSY && steps >= 4 * splits {
+    let most = if wide == 2 { RESIDENT } else { 2 * BUSY };
+    while tiles * splits < BUSY
+        && steps >= 4 * splits
+        && 2 * tiles * splits <= most
+        && splits < SPLITS_MAX
+    {
         splits *= 2;
     }
     let threads = if wide == 2 && tiles * splits <= ALONE { 512 } else { 256 };
@@ -68,31 +94,39 @@ fn extra(ty: TensorType) -> u32 {
     }
 }
 
-/// Shared memory of a product: the ring, or the sums that take its place.
-pub(crate) fn product_bytes(ty: TensorType, tokens: u32, wide: u32, threads: u32) -> u32 {
-    let outs = 32 * wide;
-    let step = outs * (128 + extra(ty)) + tokens * 256 + 2 * 8 * tokens * 4;
-    let sums = threads / 32 / wide * tokens * (outs + 4) * 4;
-    (stages(threads) * step).max(sums)
+/// Shared memory of a product: the ring, or the sums that take its place; then what the other parts of the columns send.
+pub(crate) fn product_bytes(ty: TensorType, tile: Tile, cut: Cut) -> u32 {
+    let Cut { wide, splits, threads } = cut;
+    let (outs, rows) = (32 * wide, tile.rows);
+    let step = outs * (128 + extra(ty)) + rows * 256 + 2 * 8 * rows * 4;
+    let sums = threads / 32 / wide * rows * (outs + 4) * 4;
+    let own = rows * outs / threads;
+    let sent = if tile.eager && splits > 1 { threads * 4 * own.max(2 * splits) } else { 0 };
+    (stages(threads) * step).max(sums) + sent
 }
 
-fn product_defines(tokens: u32, wide: u32, threads: u32) -> [Define; 4] {
+fn product_defines(tile: Tile, wide: u32, threads: u32) -> [Define; 5] {
     [
-        Define::number("TOKENS", tokens),
+        Define::number("TOKENS", tile.rows),
         Define::number("WIDE", wide),
         Define::number("STAGES", stages(threads)),
         Define::number("THREADS_AT_ONCE", threads),
+        Define::number("EAGER", tile.eager.into()),
     ]
 }
 
-fn few_defines(dim: u32, kv: KvType) -> [Define; 2] {
-    [Define::number("DIM", dim), Define::cache(kv)]
+fn few_defines(dim: u32, kv: KvType, eager: bool) -> [Define; 3] {
+    [Define::number("DIM", dim), Define::cache(kv), Define::number("EAGER", eager.into())]
 }
 
 /// `fine` is where products take 8-bit activations: queries and weights then keep more than halves hold.
 fn many_defines(dim: u32, share: u32, kv: KvType, fine: bool) -> [Define; 4] {
-    let [dim, kv] = few_defines(dim, kv);
-    [dim, kv, Define::number("SHARE", share), Define::number("FINE", fine.into())]
+    [
+        Define::number("DIM", dim),
+        Define::cache(kv),
+        Define::number("SHARE", share),
+        Define::number("FINE", fine.into()),
+    ]
 }
 
 fn long_defines((columns, depth, blocks): (u32, u32, u32)) -> [Define; 3] {
@@ -119,9 +153,9 @@ pub(crate) fn long_bytes((columns, depth, _): (u32, u32, u32)) -> u32 {
 pub(crate) fn variants() -> Vec<Variant> {
     let mut list = vec![Variant::of("round", &[], &[]), Variant::of("turn", &[], &[])];
     for ty in PLANED {
-        for tokens in TOKENS {
+        for tile in TILES.into_iter().chain([HALF]) {
             for (wide, threads) in SHAPES {
-                let defines = product_defines(tokens, wide, threads);
+                let defines = product_defines(tile, wide, threads);
                 list.push(Variant::of("products", &[*ty], &defines));
             }
         }
@@ -134,7 +168,9 @@ pub(crate) fn variants() -> Vec<Variant> {
                 continue;
             }
             if share != 4 {
-                list.push(Variant::of("few", &[], &few_defines(dim, kv)));
+                for eager in [false, true] {
+                    list.push(Variant::of("few", &[], &few_defines(dim, kv, eager)));
+                }
             }
             for fine in [false, true] {
                 list.push(Variant::of("many", &[], &many_defines(dim, share, kv, fine)));
@@ -154,17 +190,24 @@ pub(crate) struct Kernels {
     pub(crate) round: Function,
     pub(crate) halve: Function,
     pub(crate) turn: Function,
-    /// By format, rows of a tile, width and threads.
-    pub(crate) products: HashMap<(TensorType, u32, u32, u32), Function>,
-    /// By elements of a head, query heads of a KV head.
-    pub(crate) few: HashMap<u32, Function>,
+    /// By format, tile, width and threads.
+    pub(crate) products: HashMap<(TensorType, Tile, u32, u32), Function>,
+    /// By elements of a head, and whether they are the eager ones.
+    pub(crate) few: HashMap<(u32, bool), Function>,
     /// The same with norms and positions.
-    pub(crate) few_turned: HashMap<u32, Function>,
-    /// And whether they are the fine ones.
+    pub(crate) few_turned: HashMap<(u32, bool), Function>,
+    /// By elements of a head, query heads of a KV head, and whether they are the fine ones.
     pub(crate) many: HashMap<(u32, u32, bool), Function>,
     /// By format; none where the GPU lacks the products.
     pub(crate) expand: HashMap<TensorType, Function>,
     pub(crate) long: Vec<Function>,
+}
+
+/// The tiles of steps of up to `most` rows.
+fn tiles(most: u32, wide: u32) -> impl Iterator<Item = Tile> {
+    let needed = move |ix: usize| ix == 0 || most > TILES[ix - 1].rows;
+    let half = (wide == 1 && needed(2)).then_some(HALF);
+    TILES.into_iter().enumerate().filter(move |(ix, _)| needed(*ix)).map(|(_, t)| t).chain(half)
 }
 
 /// Compiles kernels, each once.
@@ -221,7 +264,7 @@ impl Kernels {
         for item in items {
             match item {
                 Item::Product(p) => k.product(&m, p, most, long)?,
-                Item::Attend(a) => k.attend(&m, a, kv, (long, each))?,
+                Item::Attend(a) => k.attend(&m, a, kv, (most, long, each))?,
                 _ => {}
             }
         }
@@ -241,19 +284,20 @@ impl Kernels {
 
     fn product(&mut self, m: &Maker<'_>, p: &Product, most: u32, long: bool) -> Result<()> {
         for matrix in &p.matrices {
-            let Cut { wide, threads, .. } = cut(p.stage.nb, matrix.outs, p.stage.epi == GATED);
-            for (ix, tokens) in TOKENS.into_iter().enumerate() {
-                let key = (matrix.ty, tokens, wide, threads);
-                let needed = ix == 0 || most > TOKENS[ix - 1];
-                if !needed || self.products.contains_key(&key) {
+            let cut = cut(p.stage.nb, matrix.outs, p.stage.epi == GATED);
+            let Cut { wide, threads, .. } = cut;
+            for tile in tiles(most, wide) {
+                let key = (matrix.ty, tile, wide, threads);
+                if self.products.contains_key(&key) {
                     continue;
                 }
-                let shared = product_bytes(matrix.ty, tokens, wide, threads);
+                // Matrices that are cut into more parts share the kernel.
+                let shared = product_bytes(matrix.ty, tile, Cut { splits: SPLITS_MAX, ..cut });
                 let of = entry("product", matrix.ty);
                 let made = m.make(
                     "products",
                     &[matrix.ty],
-                    &product_defines(tokens, wide, threads),
+                    &product_defines(tile, wide, threads),
                     &of,
                     shared,
                 )?;
@@ -272,13 +316,18 @@ impl Kernels {
         m: &Maker<'_>,
         a: &Attend,
         kv: KvType,
-        (long, each): (bool, bool),
+        (most, long, each): (u32, bool, bool),
     ) -> Result<()> {
         let share = a.heads / a.kv_heads;
-        if share <= SLOTS && !self.few.contains_key(&a.dim) {
-            let make = |of| m.make("few", &[], &few_defines(a.dim, kv), of, few_bytes(a.dim));
-            self.few.insert(a.dim, make("few")?);
-            self.few_turned.insert(a.dim, make("few_turned")?);
+        for eager in [true, false] {
+            let key = (a.dim, eager);
+            if share > SLOTS || self.few.contains_key(&key) || !eager && most <= EAGER {
+                continue;
+            }
+            let defines = few_defines(a.dim, kv, eager);
+            let make = |of| m.make("few", &[], &defines, of, few_bytes(a.dim));
+            self.few.insert(key, make("few")?);
+            self.few_turned.insert(key, make("few_turned")?);
         }
         let fine: &[bool] = match (each, long) {
             (true, _) => &[],
@@ -305,6 +354,9 @@ mod tests {
         assert_eq!(cut(32, 4096, false), Cut { wide: 1, splits: 1, threads: 256 });
         assert_eq!(cut(32, 6144, true), Cut { wide: 2, splits: 1, threads: 512 });
         assert_eq!(cut(32, 151_936, false), Cut { wide: 2, splits: 1, threads: 256 });
+        // Blocks of 512 threads that would not all run at once are not made.
+        assert_eq!(cut(30, 5120, true), Cut { wide: 2, splits: 1, threads: 512 });
+        assert_eq!(cut(32, 4096, true), Cut { wide: 2, splits: 2, threads: 512 });
         // A part has two steps at least.
         assert_eq!(cut(3, 33, false), Cut { wide: 1, splits: 1, threads: 256 });
     }
@@ -312,13 +364,25 @@ mod tests {
     #[test]
     fn blocks_of_a_product_fit_a_multiprocessor() {
         for ty in PLANED {
-            for tokens in TOKENS {
+            for tile in TILES.into_iter().chain([HALF]) {
                 for (wide, threads) in SHAPES {
-                    let bytes = product_bytes(*ty, tokens, wide, threads);
+                    let splits = if wide == 1 { SPLITS_MAX } else { 1 };
+                    let bytes = product_bytes(*ty, tile, Cut { wide, splits, threads });
                     let all = 512 / threads * (bytes + 2048);
-                    assert!(all <= 227 << 10, "{ty} {tokens} {wide} {threads}: {bytes}");
+                    assert!(all <= 227 << 10, "{ty} {tile:?} {wide} {threads}: {bytes}");
+                    let most = product_bytes(*ty, tile, Cut { wide, splits: SPLITS_MAX, threads });
+                    assert!(most <= 225 << 10, "{ty} {tile:?} {wide} {threads}: {most}");
                 }
             }
         }
+    }
+
+    #[test]
+    fn tiles_are_those_that_steps_of_so_many_rows_take() {
+        let rows = |most, wide| tiles(most, wide).map(|t| (t.rows, t.eager)).collect::<Vec<_>>();
+        assert_eq!(rows(1, 1), [(16, true)]);
+        assert_eq!(rows(32, 1), [(16, true), (32, true)]);
+        assert_eq!(rows(33, 2), [(16, true), (32, true), (64, false)]);
+        assert_eq!(rows(33, 1), [(16, true), (32, true), (64, false), (32, false)]);
     }
 }

@@ -6,7 +6,8 @@ use fornax_plan::{Error, Limits, Plan, Result};
 
 use super::item::{Attend, From, Item, Matrix, Onward, Product, Turn};
 use super::kernels::{
-    Cut, Kernels, LONG, TILE_ROWS, TOKENS, cut, few_bytes, long_bytes, many_bytes, product_bytes,
+    Cut, EAGER, HALF, Kernels, LONG, TILE_ROWS, TILES, cut, few_bytes, long_bytes, many_bytes,
+    product_bytes,
 };
 use super::scratch::{AT_ONCE, Input, SLOTS, Scratch, each_at_once};
 use crate::args::{AttendArgs, ExpandArgs, GemmArgs, ProductArgs, RoundArgs, TurnArgs};
@@ -185,15 +186,16 @@ impl Rows {
         let norm = if let Onward::Normed(weights) = p.onward { weights } else { 0 };
         for m in &p.matrices {
             let gated = s.epi == GATED;
-            let Cut { wide, splits, threads } = cut(s.nb, m.outs, gated);
-            let mut tokens = TOKENS.into_iter().find(|t| rows <= *t).unwrap_or(TOKENS[2]);
+            let cut = cut(s.nb, m.outs, gated);
+            let Cut { wide, splits, threads } = cut;
+            let mut tile = TILES.into_iter().find(|t| rows <= t.rows).unwrap_or(TILES[2]);
             // Where a multiprocessor has one small block, two of half the rows hide more; sums are the same.
-            let blocks = m.outs.div_ceil(32 * wide) * splits * rows.div_ceil(tokens);
-            if tokens == TOKENS[2] && wide == 1 && blocks <= self.units {
-                tokens = TOKENS[1];
+            let blocks = m.outs.div_ceil(32 * wide) * splits * rows.div_ceil(tile.rows);
+            if tile == TILES[2] && wide == 1 && blocks <= self.units {
+                tile = HALF;
             }
             let function =
-                self.kernels.products.get(&(m.ty, tokens, wide, threads)).ok_or_else(|| {
+                self.kernels.products.get(&(m.ty, tile, wide, threads)).ok_or_else(|| {
                     Error::malformed(format!("cuda: no product of {} for {rows} rows", m.ty))
                 })?;
             for base in (0..rows).step_by(AT_ONCE as usize) {
@@ -238,9 +240,10 @@ impl Rows {
                     self.scratch.partial,
                     self.scratch.arrived,
                 ];
-                let grid = (m.outs.div_ceil(32 * wide) * splits, rows.div_ceil(tokens));
-                let shared = product_bytes(m.ty, tokens, wide, threads);
-                gpu.launch_early(function, grid, threads, shared, &args.words(), &pointers)?;
+                let grid = (m.outs.div_ceil(32 * wide) * splits, rows.div_ceil(tile.rows));
+                let grid = (grid, if tile.eager { splits } else { 1 });
+                let (shared, words) = (product_bytes(m.ty, tile, cut), args.words());
+                gpu.launch_early_clusters(function, grid, threads, shared, &words, &pointers)?;
             }
         }
         Ok(())
@@ -321,7 +324,8 @@ impl Rows {
 
     /// Whether attention makes norms and positions, too.
     fn turns(&self, dim: u32, step: &Step) -> bool {
-        step.kinds.lone && !step.kinds.many && self.kernels.few_turned.contains_key(&dim)
+        let key = (dim, step.rows <= EAGER);
+        step.kinds.lone && !step.kinds.many && self.kernels.few_turned.contains_key(&key)
     }
 
     fn turn(&self, gpu: &Gpu, t: &Turn, step: &Step) -> Result<()> {
@@ -399,14 +403,15 @@ impl Rows {
             s.counts,
         ];
         let grid = (a.kv_heads * args.parts, step.rows);
+        let of_few = (a.dim, step.rows <= EAGER);
         if let (true, Some(t), Some(few)) =
-            (self.turns(a.dim, step), &a.turn, self.kernels.few_turned.get(&a.dim))
+            (self.turns(a.dim, step), &a.turn, self.kernels.few_turned.get(&of_few))
         {
             let pointers = [&t.from[..], &pointers[1..]].concat();
             let bytes = few_bytes(a.dim);
             return gpu.launch_early(few, grid, 128, bytes, &args.words(), &pointers);
         }
-        if let (Some(most), Some(few)) = (self.each, self.kernels.few.get(&a.dim)) {
+        if let (Some(most), Some(few)) = (self.each, self.kernels.few.get(&of_few)) {
             for base in (0..step.rows).step_by(most as usize) {
                 let grid = (grid.0, (step.rows - base).min(most));
                 let words = AttendArgs { base, each: 1, ..args }.words();
@@ -414,7 +419,7 @@ impl Rows {
             }
             return Ok(());
         }
-        if let (true, Some(few)) = (step.kinds.few, self.kernels.few.get(&a.dim)) {
+        if let (true, Some(few)) = (step.kinds.few, self.kernels.few.get(&of_few)) {
             gpu.launch_early(few, grid, 128, few_bytes(a.dim), &args.words(), &pointers)?;
         }
         let which = (a.dim, share, !self.long(step));
