@@ -101,8 +101,8 @@ impl CpuProgram {
             let mut pool = pool.lock().unwrap_or_else(PoisonError::into_inner);
             reading_threads(&mut pool, &weights.arena)?
         };
-        if fast_prompt {
-            weights.coarsen(plan, threads)?;
+        if let Some(kernels) = isa.coarse().filter(|_| fast_prompt) {
+            weights.coarsen(plan, kernels, threads)?;
         }
         let mut memory = Vec::new();
         let held = &mut memory;

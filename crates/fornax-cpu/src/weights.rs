@@ -7,7 +7,7 @@ use std::sync::Arc;
 use fornax_gguf::TensorType;
 use fornax_plan::{Op, Plan, Result, RowSpace, WeightId, WeightRef};
 
-use crate::matrix::coarse::{self, CoarseMatrix};
+use crate::matrix::coarse::{self, CoarseKernels, CoarseMatrix};
 use crate::matrix::{Arena, Matrix, Share, fill, give_back};
 use crate::stages::space;
 
@@ -56,7 +56,12 @@ impl Weights {
     }
 
     /// Makes the coarse form of every matrix that rows of prompts are multiplied with, where all of its op have one.
-    pub(crate) fn coarsen(&mut self, plan: &Plan, threads: usize) -> Result<()> {
+    pub(crate) fn coarsen(
+        &mut self,
+        plan: &Plan,
+        kernels: &CoarseKernels,
+        threads: usize,
+    ) -> Result<()> {
         let mut order: Vec<(Key, &Matrix)> = Vec::new();
         let mut known = HashSet::new();
         for op in &plan.ops {
@@ -73,7 +78,7 @@ impl Weights {
         let place = |(_, m): &(Key, &Matrix)| Arc::new(CoarseMatrix::place(m, &mut arena));
         let forms: Vec<_> = order.iter().map(place).collect();
         let pairs = forms.iter().zip(&order).map(|(form, (_, exact))| (&**form, *exact));
-        coarse::fill(&pairs.collect::<Vec<_>>(), threads);
+        coarse::fill(&pairs.collect::<Vec<_>>(), kernels, threads);
         self.coarse = order.iter().map(|(k, _)| *k).zip(forms).collect();
         Ok(())
     }

@@ -283,6 +283,8 @@ pub(super) unsafe fn unpack_row<S: Simd<Bytes = [u8; 64], Floats = [f32; 16]>, F
 ///
 /// # Safety
 /// `tile` holds `out.len() / (16 · 32)` blocks of format `F`.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
 pub(super) unsafe fn unpack_tile<S: Simd<Bytes = [u8; 64], Floats = [f32; 16]>, F: Format>(
     tile: *const u8,
     out: &mut [f32],
@@ -300,6 +302,7 @@ pub(super) unsafe fn unpack_tile<S: Simd<Bytes = [u8; 64], Floats = [f32; 16]>, 
 }
 
 /// The weights of row `row` of a decoded block, as f32.
+#[inline(always)]
 fn plain_row<S: Simd<Bytes = [u8; 64], Floats = [f32; 16]>, F: Format>(
     block: &Decoded<S>,
     row: usize,

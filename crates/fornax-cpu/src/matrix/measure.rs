@@ -100,8 +100,8 @@ pub fn multiply(case: &Case) -> Result<Rates> {
     let matrix = Matrix::alone(&weight, threads)?;
     let x: Vec<f32> = (0..act_rows * cols as usize).map(|ix| (ix % 17) as f32 - 8.0).collect();
     let store = Q8Rows::new(act_rows, cols as usize)?;
-    let room = CoarseRows::new(act_rows, cols as usize)?;
-    let product = if let Some(kernels) = fast {
+    let room = fast.map(|_| CoarseRows::new(act_rows, cols as usize)).transpose()?;
+    let product = if let (Some(kernels), Some(room)) = (fast, &room) {
         let form = CoarseMatrix::place(&matrix, &mut coarse::arena(&[&matrix])?);
         coarse::fill(&[(&form, &matrix)], kernels, threads);
         let view = room.shaped(act_rows, cols as usize);

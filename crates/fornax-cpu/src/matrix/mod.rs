@@ -15,6 +15,10 @@ pub(crate) mod amx_tests;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod coarse;
+#[cfg(not(target_arch = "x86_64"))]
+#[path = "coarse/absent.rs"]
 pub(crate) mod coarse;
 mod drive;
 mod foreign;
@@ -376,6 +380,8 @@ impl Matrix {
 
     /// All sixteen rows of a tile of expert 0, one after the other, as [`Matrix::row_to_f32`]; those past the last
     /// row are left as they are. Block formats only.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
     fn tile_to_f32(&self, tile: usize, out: &mut [f32]) {
         assert!(tile < self.tiles() && out.len() == TILE * self.cols());
         by_layout!(self.layout, unpack_all, no_floats, not_foreign, (self, tile, out));
@@ -412,15 +418,19 @@ fn unpack<F: Format>(matrix: &Matrix, row: usize, out: &mut [f32]) {
     unsafe { kernel::unpack_row::<scalar::Scalar, F>(tile, row % TILE, out) }
 }
 
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
 fn unpack_all<F: Format>(matrix: &Matrix, tile: usize, out: &mut [f32]) {
     // SAFETY: the tile holds as many blocks as a row, in this format.
     unsafe { kernel::unpack_tile::<scalar::Scalar, F>(matrix.tile(0, tile), out) }
 }
 
+#[cfg(target_arch = "x86_64")]
 fn no_floats<F: Float>(_: &Matrix, _: usize, _: &mut [f32]) {
     unreachable!("only block formats come here");
 }
 
+#[cfg(target_arch = "x86_64")]
 fn not_foreign(_: &Matrix, _: usize, _: &mut [f32]) {
     unreachable!("only block formats come here");
 }

@@ -12,6 +12,7 @@
 #![allow(clippy::needless_range_loop, reason = "registers are indexed in step, by constants")]
 
 mod parts;
+#[cfg_attr(not(target_arch = "x86_64"), path = "attend/no_room.rs")]
 mod room;
 #[cfg(all(test, target_arch = "x86_64"))]
 mod tile_tests;
@@ -24,7 +25,7 @@ use super::math;
 use crate::matrix::{lines, prefetch};
 pub(super) use parts::{attend_merge, attend_part};
 pub(crate) use parts::{part_len, splits};
-pub(crate) use room::{TILE_QUERIES, TileScratch, fits};
+pub(crate) use room::TileScratch;
 
 /// Tokens of one KV block.
 pub(crate) const BLOCK: usize = 32;
@@ -32,6 +33,13 @@ pub(crate) const BLOCK: usize = 32;
 pub(crate) const SPLIT: usize = 256;
 /// Query vectors (rows × heads of a group) of one call, at most.
 pub(crate) const QUERIES: usize = 24;
+
+/// Query vectors (rows × heads of a group) of one call with tiles, at most.
+pub(crate) const TILE_QUERIES: usize = 128;
+/// Whether a call's shape is one that attention with tiles takes.
+pub(crate) fn fits(cell: Cell, k_width: usize, v_width: usize) -> bool {
+    cell == Cell::F16 && k_width.is_multiple_of(32) && v_width.is_multiple_of(32)
+}
 
 /// One call: `rows` rows × `heads` query heads against one key head.
 pub(crate) struct Attend<'a> {

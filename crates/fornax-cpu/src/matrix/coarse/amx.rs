@@ -8,11 +8,11 @@ use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
 use super::super::amx::{FULL, Silicon, Unit};
-use super::vnni::{GROUPS, put, quantize};
+use super::vnni::{GROUPS, fill_tile, put, quantize};
 use super::{CoarseKernels, Job, STEP_BYTES, STEPS, TILE, spans, steps};
 
 /// The routines of this tier.
-pub(super) static KERNELS: CoarseKernels = CoarseKernels { multiply, quantize };
+pub(super) static KERNELS: CoarseKernels = CoarseKernels { multiply, quantize, fill_tile };
 
 /// # Safety
 /// As for [`super::CoarseMatrix::multiply`].
@@ -67,21 +67,24 @@ unsafe fn two_tiles<U: Unit>(job: &Job<'_>, unit: &mut U, tile: usize) {
     let room = room.as_mut_ptr();
     let mut waiting: Option<Waiting> = None;
     let mut turn = 0;
-    // SAFETY (both blocks): the caller's word; tiles, spans and groups are within the job.
-    let mut scale = |waiting: &Waiting, part: usize| unsafe {
+    let mut scale = |waiting: &Waiting, part: usize| {
         let group = waiting.groups[part / 2];
         if part / 2 == 1 && group == waiting.groups[0] {
             return;
         }
-        let dw = tiles.map(|t| _mm512_loadu_ps(job.matrix.scale(t, waiting.span)));
-        let dx = job.acts.scale(first + group, waiting.span);
-        add(&mut acc[group], &*waiting.sums, part, dw, dx);
+        // SAFETY: the caller's word; tiles, span and group are within the job, and the sums were stored.
+        unsafe {
+            let dw = tiles.map(|t| _mm512_loadu_ps(job.matrix.scale(t, waiting.span)));
+            let dx = job.acts.scale(first + group, waiting.span);
+            add(&mut acc[group], &*waiting.sums, part, dw, dx);
+        }
     };
     for span in 0..spans(cols) {
         let n = STEPS.min(steps(cols) - span * STEPS);
         let at = span * STEPS * STEP_BYTES;
         for pair in (0..groups).step_by(2) {
             let these = [pair, (pair + 1).min(groups - 1)];
+            // SAFETY: the caller's word; tiles, span and groups are within the job.
             unsafe {
                 let x = these.map(|g| job.acts.group(first + g).cast_const().wrapping_add(at));
                 let w = tiles.map(|t| job.matrix.tile(t).wrapping_add(at));
@@ -121,7 +124,7 @@ unsafe fn two_tiles<U: Unit>(job: &Job<'_>, unit: &mut U, tile: usize) {
         (0..STEPS).for_each(|part| scale(waiting, part));
     }
     for of in 0..(job.tiles.end - tile).min(2) {
-        // SAFETY: as above.
+        // SAFETY: the caller's word.
         unsafe { put(job, tiles[of], |group, row| acc[group][row][of]) };
     }
 }

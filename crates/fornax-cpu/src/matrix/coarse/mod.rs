@@ -14,11 +14,9 @@
 //! Columns past the end of a row are zeros. Memory: a byte for each weight beside the exact ones.
 
 mod acts;
-#[cfg(target_arch = "x86_64")]
 mod amx;
-#[cfg(all(test, target_arch = "x86_64"))]
+#[cfg(test)]
 mod tests;
-#[cfg(target_arch = "x86_64")]
 mod vnni;
 
 use std::ops::Range;
@@ -48,15 +46,15 @@ pub(crate) struct CoarseKernels {
     /// Quantises one span of a row, at most [`SPAN`] elements: `x`, then where its first step, its scale and its sum
     /// go; a row's next step lies [`STEP_BYTES`] further.
     quantize: unsafe fn(&[f32], *mut i8, *mut f32, *mut i32),
+    /// [`CoarseMatrix::fill_tile`], compiled for the tier.
+    fill_tile: unsafe fn(&CoarseMatrix, &Matrix, usize, &mut [f32]),
 }
 
 impl Isa {
     /// The routines of the tier; none where it has nothing to gain from them.
     pub(crate) fn coarse(self) -> Option<&'static CoarseKernels> {
         match self {
-            #[cfg(target_arch = "x86_64")]
             Isa::Amx => Some(&amx::KERNELS),
-            #[cfg(target_arch = "x86_64")]
             Isa::Avx512Vnni => Some(&vnni::KERNELS),
             _ => None,
         }
@@ -138,25 +136,36 @@ impl CoarseMatrix {
         self.scales.as_ptr().cast::<f32>().wrapping_add(at)
     }
 
-    /// Makes a tile from the exact one.
+    /// Makes a tile from the exact one, with room for sixteen rows.
     ///
     /// # Safety
-    /// Nobody else reads or writes the tile meanwhile.
-    unsafe fn fill_tile(&self, from: &Matrix, tile: usize, room: &mut Vec<f32>) {
+    /// Nobody else reads or writes the tile meanwhile; `quantize` may be called.
+    #[inline(always)]
+    unsafe fn fill_tile(
+        &self,
+        from: &Matrix,
+        tile: usize,
+        room: &mut [f32],
+        quantize: unsafe fn(&[f32], *mut i8, *mut f32, *mut i32),
+    ) {
         let (cols, rows) = (self.cols, TILE.min(self.rows - tile * TILE));
-        room.resize(TILE * cols, 0.0);
         from.tile_to_f32(tile, room);
         for row in 0..rows {
             for (span, x) in room[row * cols..][..cols].chunks(SPAN).enumerate() {
-                let mut q = [0i8; SPAN];
-                let scale = quantized(x, &mut q);
+                // Steps of one row, as far apart as those of activations are.
+                let mut q = [0i8; (STEPS - 1) * STEP_BYTES + STEP];
+                let mut lift = 0;
                 // SAFETY: the tile has a place for each of these; the caller's word.
                 unsafe {
-                    *self.scale(tile, span).cast_mut().add(row) = scale;
+                    let scale = self.scale(tile, span).cast_mut().add(row);
+                    quantize(x, q.as_mut_ptr(), scale, &raw mut lift);
                     let at = self.tile(tile).cast_mut().add(span * STEPS * STEP_BYTES);
-                    for (quad, q) in q[..x.len().next_multiple_of(4)].chunks(4).enumerate() {
-                        let to = at.add(quad * TILE * 4 + row * 4);
-                        std::ptr::copy_nonoverlapping(q.as_ptr().cast(), to, 4);
+                    for step in 0..steps(x.len()) {
+                        let from = q.as_ptr().add(step * STEP_BYTES).cast::<[u8; 4]>();
+                        let to = at.add(step * STEP_BYTES + row * 4).cast::<[u8; 4]>();
+                        for quad in 0..STEP / 4 {
+                            *to.add(quad * TILE) = *from.add(quad);
+                        }
                     }
                 }
             }
@@ -193,22 +202,6 @@ impl CoarseMatrix {
     }
 }
 
-/// The integers of a span and what one step of them stands for: NaN where something was not finite, 0 where all is
-/// too small to be told from nothing.
-fn quantized(x: &[f32], q: &mut [i8; SPAN]) -> f32 {
-    let largest = x.iter().fold(0u32, |most, v| most.max(v.to_bits() & 0x7FFF_FFFF));
-    let a = f32::from_bits(largest);
-    let inverse = 127.0 / a;
-    q.fill(0);
-    if let Some(flat) = flat(largest, inverse) {
-        return flat;
-    }
-    for (q, v) in q.iter_mut().zip(x) {
-        *q = (v * inverse).round_ties_even() as i8;
-    }
-    a / 127.0
-}
-
 /// The scale of a span with nothing to quantise, given its largest magnitude as bits and the inverse of a step.
 fn flat(largest: u32, inverse: f32) -> Option<f32> {
     if largest >= 0x7F80_0000 {
@@ -218,7 +211,7 @@ fn flat(largest: u32, inverse: f32) -> Option<f32> {
 }
 
 /// Fills forms that were placed, each from its exact matrix, tile by tile to whichever of `threads` threads is free.
-pub(crate) fn fill(forms: &[(&CoarseMatrix, &Matrix)], threads: usize) {
+pub(crate) fn fill(forms: &[(&CoarseMatrix, &Matrix)], kernels: &CoarseKernels, threads: usize) {
     /// Tiles that one thread fills at a time.
     const PIECE: usize = 8;
     let mut pieces = Vec::new();
@@ -229,9 +222,11 @@ pub(crate) fn fill(forms: &[(&CoarseMatrix, &Matrix)], threads: usize) {
     let work = || {
         let mut room = Vec::new();
         while let Some((form, exact, from)) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
+            room.resize(TILE * form.cols, 0.0);
             for tile in *from..(from + PIECE).min(form.tiles()) {
-                // SAFETY: every piece is taken once, by one thread.
-                unsafe { form.fill_tile(exact, tile, &mut room) };
+                // SAFETY: every piece is taken once, by one thread; kernels are handed out only where their tier is
+                // available.
+                unsafe { (kernels.fill_tile)(form, exact, tile, &mut room) };
             }
         }
     };

@@ -6,10 +6,13 @@
 
 use std::arch::x86_64::*;
 
-use super::{CoarseKernels, Job, ROWS, SPAN, STEP, STEP_BYTES, STEPS, TILE, flat, spans, steps};
+use super::super::Matrix;
+use super::{
+    CoarseKernels, CoarseMatrix, Job, ROWS, SPAN, STEP, STEP_BYTES, STEPS, TILE, flat, spans, steps,
+};
 
 /// The routines of this tier.
-pub(super) static KERNELS: CoarseKernels = CoarseKernels { multiply, quantize };
+pub(super) static KERNELS: CoarseKernels = CoarseKernels { multiply, quantize, fill_tile };
 
 /// Groups of sixteen rows of one call, at most.
 pub(super) const GROUPS: usize = ROWS / TILE;
@@ -90,7 +93,17 @@ pub(super) unsafe fn put(job: &Job<'_>, tile: usize, sum: impl Fn(usize, usize) 
     }
 }
 
-/// As [`CoarseKernels::quantize`]; bit for bit [`super::quantized`].
+/// As [`CoarseMatrix::fill_tile`].
+///
+/// # Safety
+/// As there, and the tier is available.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+pub(super) unsafe fn fill_tile(to: &CoarseMatrix, from: &Matrix, tile: usize, room: &mut [f32]) {
+    // SAFETY: the caller's word.
+    unsafe { to.fill_tile(from, tile, room, quantize) }
+}
+
+/// As [`CoarseKernels::quantize`].
 ///
 /// # Safety
 /// There is room for all steps of the span, and the tier is available.

@@ -1,13 +1,10 @@
-//! A thread's memory for attention with tiles, on every architecture. It knows no instruction.
+//! A thread's memory for attention with tiles. It knows no instruction.
 
 use fornax_plan::Result;
 
-use super::SPLIT;
+use super::{SPLIT, TILE_QUERIES};
 use crate::matrix::Memory;
-use crate::ops::Cell;
 
-/// Query vectors (rows × heads of a group) of one call, at most.
-pub(crate) const TILE_QUERIES: usize = 128;
 /// Queries whose scores are there at a time.
 pub(super) const TOGETHER: usize = 32;
 
@@ -65,9 +62,4 @@ impl TileScratch {
             sums: take(4 * TILE_QUERIES * v).cast(),
         }
     }
-}
-
-/// Whether a call's shape is one that is taken.
-pub(crate) fn fits(cell: Cell, k_width: usize, v_width: usize) -> bool {
-    cell == Cell::F16 && k_width.is_multiple_of(32) && v_width.is_multiple_of(32)
 }

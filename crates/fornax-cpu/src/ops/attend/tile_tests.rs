@@ -1,7 +1,6 @@
 //! Attention with tiles, on an emulation of them, against f64.
 
-use super::room::{TILE_QUERIES, TileScratch};
-use super::{Attend, BLOCK, tiles};
+use super::{Attend, BLOCK, TILE_QUERIES, TileScratch, tiles};
 use crate::isa::Isa;
 use crate::matrix::amx_tests::emulated;
 use crate::ops::Cell;

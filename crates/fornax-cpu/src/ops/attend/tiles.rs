@@ -13,8 +13,8 @@
 
 use std::arch::x86_64::*;
 
-use super::room::{Places, TILE_QUERIES, TOGETHER, TileScratch, fits};
-use super::{Attend, BLOCK, SPLIT};
+use super::room::{Places, TOGETHER, TileScratch};
+use super::{Attend, BLOCK, SPLIT, TILE_QUERIES, fits};
 use crate::matrix::amx::{FULL, Silicon, Unit};
 use crate::ops::math;
 use crate::ops::x86::Avx512;
@@ -233,16 +233,27 @@ unsafe fn scores<U: Unit>(a: &Attend<'_>, to: &Places, unit: &mut U, b: usize, f
         unit.zero::<2>();
         unit.zero::<3>();
         for step in 0..steps {
-            for (of_queries, of_keys) in [(0, 1), (0, 0), (1, 0)] {
-                unit.load::<4>(query(of_queries, 0, step), 2 * k);
-                unit.load::<6>(key(of_keys, 0, step), 64);
-                unit.dot_halves::<0, 4, 6>();
-                unit.load::<7>(key(of_keys, 1, step), 64);
-                unit.dot_halves::<1, 4, 7>();
-                unit.load::<5>(query(of_queries, 1, step), 2 * k);
-                unit.dot_halves::<2, 5, 6>();
-                unit.dot_halves::<3, 5, 7>();
-            }
+            // Second parts of queries, then their first, with the first of keys; then with the second.
+            unit.load::<4>(query(1, 0, step), 2 * k);
+            unit.load::<6>(key(0, 0, step), 64);
+            unit.dot_halves::<0, 4, 6>();
+            unit.load::<7>(key(0, 1, step), 64);
+            unit.dot_halves::<1, 4, 7>();
+            unit.load::<5>(query(1, 1, step), 2 * k);
+            unit.dot_halves::<2, 5, 6>();
+            unit.dot_halves::<3, 5, 7>();
+            unit.load::<4>(query(0, 0, step), 2 * k);
+            unit.dot_halves::<0, 4, 6>();
+            unit.dot_halves::<1, 4, 7>();
+            unit.load::<5>(query(0, 1, step), 2 * k);
+            unit.dot_halves::<2, 5, 6>();
+            unit.dot_halves::<3, 5, 7>();
+            unit.load::<6>(key(1, 0, step), 64);
+            unit.dot_halves::<0, 4, 6>();
+            unit.dot_halves::<2, 5, 6>();
+            unit.load::<7>(key(1, 1, step), 64);
+            unit.dot_halves::<1, 4, 7>();
+            unit.dot_halves::<3, 5, 7>();
         }
         let to = to.scores.add(b * BLOCK);
         unit.store_apart::<0>(to.cast(), 4 * SPLIT);
@@ -279,20 +290,26 @@ unsafe fn softmax(
             }
         }
         let none = _mm512_set1_ps(f32::NEG_INFINITY);
+        let is_whole = |i: usize| seen.start <= i && i + 16 <= seen.end;
         let load = |i: usize| {
+            if is_whole(i) {
+                return _mm512_loadu_ps(p.add(i));
+            }
             // Lanes that are seen.
             let below = |n: usize| (1u32 << n.saturating_sub(i).min(16)) - 1;
             let mask = (below(seen.end) & !below(seen.start)) as u16;
             _mm512_mask_loadu_ps(none, mask, p.add(i))
         };
+        let some = seen.start / 16 * 16..seen.end.next_multiple_of(16);
         let mut max = none;
-        for i in (from..end).step_by(16) {
+        for i in some.clone().step_by(16) {
             max = _mm512_max_ps(max, load(i));
         }
         let max = _mm512_reduce_max_ps(max).max(s.max[m]);
         let largest = _mm512_set1_ps(max);
         let mut total = _mm512_setzero_ps();
-        for i in (from..end).step_by(16) {
+        std::ptr::write_bytes(weights.add(from), 0, some.start - from);
+        for i in some.clone().step_by(16) {
             // Of the weights as they are multiplied.
             let e = rounded(exp2(_mm512_sub_ps(load(i), largest)));
             let e = _mm512_and_si512(_mm512_castps_si512(e), _mm512_set1_epi32(-1 << 16));
@@ -300,6 +317,7 @@ unsafe fn softmax(
             total = _mm512_add_ps(total, e);
             _mm256_storeu_si256(weights.add(i).cast(), upper(e));
         }
+        std::ptr::write_bytes(weights.add(some.end), 0, end - some.end);
         let old = exp2(_mm512_set1_ps(s.max[m] - max));
         s.total[m] = s.total[m] * _mm512_cvtss_f32(old) + _mm512_reduce_add_ps(total);
         if max > s.max[m] {
@@ -316,7 +334,7 @@ unsafe fn softmax(
 #[inline(always)]
 unsafe fn exp2(x: __m512) -> __m512 {
     /// ln 2 to the power n, by n!.
-    const TAYLOR: [f32; 4] = [0.009_618_13, 0.055_504_11, 0.240_226_5, 0.693_147_2];
+    const TAYLOR: [f32; 4] = [0.009_618_13, 0.055_504_11, 0.240_226_5, std::f32::consts::LN_2];
     // SAFETY: the caller's word that the features are there.
     unsafe {
         let least = _mm512_set1_ps(-126.0);
