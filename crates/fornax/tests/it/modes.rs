@@ -103,6 +103,48 @@ fn a_gpu_is_there_or_missed_by_name() {
     assert!(tier.stderr.contains("; cpu scalar"), "{}", tier.stderr);
 }
 
+/// Logits after every token of a long prompt.
+fn all_logits(home: &Folder, flags: &[&str]) -> Vec<f32> {
+    let ids: Vec<String> = (0..60).map(|i| (3 * i + 1).to_string()).collect();
+    let mut command = fornax(home);
+    command.args(["logits", "--all", "--device", "cpu", "--tokens", &ids.join(",")]).args(flags);
+    let stdout = ran(command.arg("-m").arg(model("qwen3-q8_0"))).ok().stdout;
+    // A line is a position, then its logits.
+    let logits = stdout.lines().flat_map(|l| l.split_once('\t').unwrap().1.split(' '));
+    logits.map(|v| v.parse().unwrap()).collect()
+}
+
+#[test]
+fn a_fast_prompt_is_near_the_exact_one_or_refused_by_name() {
+    let home = Folder::new();
+    let refused = |flags: &[&str], code| {
+        let flags: Vec<&str> = ["--fast-prompt"].iter().chain(flags).copied().collect();
+        run(&home, "llama3", TEXT, &flags).fails(code).stderr
+    };
+    let both = refused(&["--deterministic"], 2);
+    assert!(both.contains("--deterministic") && both.contains("--fast-prompt"), "{both}");
+    let reference = refused(&["--device", "reference"], 1);
+    assert!(
+        reference.contains("--fast-prompt") && reference.contains("--device cpu"),
+        "{reference}"
+    );
+    let scalar = refused(&["--cpu-isa", "scalar"], 1);
+    assert!(scalar.contains("the tier scalar has no fast form"), "{scalar}");
+    let devices = object(ran(fornax(&home).args(["devices", "--json"])));
+    let cpu = devices["devices"].as_array().unwrap().iter().find(|d| d["kind"] == "cpu").unwrap();
+    let best = cpu["tier"].as_str().unwrap();
+    if !["avx512vnni", "amx"].contains(&best) {
+        let why = refused(&[], 1);
+        assert!(why.contains(best) && why.contains("this processor has none"), "{why}");
+        return;
+    }
+    let (exact, fast) = (all_logits(&home, &[]), all_logits(&home, &["--fast-prompt"]));
+    assert_eq!(exact.len(), fast.len());
+    let largest = exact.iter().fold(0.0f32, |a, v| a.max(v.abs()));
+    let apart = exact.iter().zip(&fast).fold(0.0f32, |a, (x, y)| a.max((x - y).abs()));
+    assert!(apart > 0.0 && apart < 0.2 * largest, "{apart} of {largest}");
+}
+
 #[test]
 fn a_raw_answer_goes_on_in_the_middle_of_the_text() {
     let home = Folder::new();
