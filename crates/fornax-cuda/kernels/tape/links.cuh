@@ -103,12 +103,13 @@ __device__ inline float value_of(u64 v) { return __uint_as_float((u32)v); }
 struct Quad {
     u32 v[4];
     static const u32 TAG = 15;
-    __device__ static u32 tagged(u32 v, u32 i, u32 epoch) { return ((v + (TAG + 1) / 2) & ~TAG) | (epoch >> 4 * i & TAG); }
+    __device__ static u32 tagged(u32 v, u32 i, u32 epoch) { return (v & ~TAG) | (epoch >> 4 * i & TAG); }
     // Bits that are not as they should be.
     __device__ u32 other(u32 epoch) const {
         return ((v[0] ^ epoch) | (v[1] ^ epoch >> 4) | (v[2] ^ epoch >> 8) | (v[3] ^ epoch >> 12)) & TAG;
     }
-    __device__ float value(u32 i) const { return __uint_as_float(v[i] & ~TAG); }
+    // The middle of what it may have been. NaN stays NaN, and infinity becomes it.
+    __device__ float value(u32 i) const { return __uint_as_float((v[i] & ~TAG) | (TAG + 1) / 2); }
 };
 
 // Three words with their epoch, stored and loaded as one.
