@@ -12,8 +12,7 @@ const BLOCK: u32 = 32;
 /// Rows of O and of down that a block of threads may have, and its blocks of gated outputs.
 const ROWS_MAX: u32 = 256;
 const GATES_MAX: u32 = 8;
-/// Width of the models whose output is multiplied near attention. Twice as wide ones were a little faster with it, too, but
-/// not seen since blocks of threads wait without asking; a rank could pass on as many rows as those of 2,048.
+/// Width of the models whose output is multiplied near attention; twice as wide ones are slower with it.
 const NEAR_WIDTH: u32 = 1024;
 /// KV heads of such a model: as many parts as they add up at once.
 const NEAR_HEADS: u32 = 8;
