@@ -11,25 +11,12 @@ use std::process::ExitCode;
 use fornax_cuda::CudaDevice;
 use fornax_engine::arch;
 use fornax_gguf::Gguf;
+use fornax_plan::accuracy::{self, mean_gap, prompts, standard_errors};
 use fornax_plan::{
     ActMode, BlockId, Device, KvType, Limits, Plan, SeqStep, SlotId, StepOutput, TokenId, Tokens,
     Want,
 };
 use serde_json::Value;
-
-/// Of each recorded prompt.
-const TOKENS: u32 = 48;
-
-/// The prompts that were shown to llama.cpp: the upper bits of a linear congruential generator (Knuth's MMIX constants).
-fn prompts(vocab: u32, n: usize) -> Vec<Vec<TokenId>> {
-    let mut state = 12_345u64;
-    let mut token = || {
-        state =
-            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        ((state >> 33) % u64::from(vocab)) as TokenId
-    };
-    (0..n).map(|_| (0..TOKENS).map(|_| token()).collect()).collect()
-}
 
 /// Logits of every token of each prompt, one prompt after the other.
 fn logits(
@@ -38,6 +25,8 @@ fn logits(
     (act, kv_type): (ActMode, KvType),
     prompts: &[Vec<TokenId>],
 ) -> Result<Vec<Vec<f32>>, String> {
+    /// Of each prompt.
+    const TOKENS: u32 = accuracy::TOKENS as u32;
     let told = |e: fornax_plan::Error| e.to_string();
     let limits = Limits {
         slots: 1,
@@ -76,20 +65,7 @@ fn distances(device: &dyn Device, plan: &Plan, n: usize) -> Result<Vec<f64>, Str
     let prompts = prompts(plan.hyper.vocab, n);
     let exact = logits(device, plan, (ActMode::F32, KvType::F32), &prompts)?;
     let have = logits(device, plan, (ActMode::Q8, KvType::F16), &prompts)?;
-    let mean = |(want, have): (&Vec<f32>, &Vec<f32>)| {
-        let gaps = want.iter().zip(have).map(|(a, b)| f64::from((a - b).abs()));
-        gaps.sum::<f64>() / want.len() as f64
-    };
-    Ok(exact.iter().zip(&have).map(mean).collect())
-}
-
-/// By how many standard errors the first of two paired samples is the larger in the mean.
-fn standard_errors(ours: &[f64], theirs: &[f64]) -> f64 {
-    let n = ours.len() as f64;
-    let gaps: Vec<f64> = ours.iter().zip(theirs).map(|(a, b)| a - b).collect();
-    let mean = gaps.iter().sum::<f64>() / n;
-    let variance = gaps.iter().map(|g| (g - mean).powi(2)).sum::<f64>() / (n - 1.0);
-    mean / (variance / n).sqrt().max(1e-12)
+    Ok(exact.iter().zip(&have).map(|(want, have)| mean_gap(want, have)).collect())
 }
 
 /// One model's line, an error where it is farther.

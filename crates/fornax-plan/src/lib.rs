@@ -2,10 +2,12 @@
 //! fused operations, a [`Device`] prepares that plan once, and from then on one [`Program`] step
 //! of the whole batch is one call, one submission and one wait.
 //!
-//! Here too: the slow, readable [`reference`] device, which is the oracle of every other, and the
-//! [`conformance`] cases that each of them must pass. This crate knows block formats (from
-//! `fornax-gguf`) but no file, no model family and no real device.
+//! Here too: the slow, readable [`reference`] device, which is the oracle of every other, the
+//! [`conformance`] cases that each of them must pass, and how their [`accuracy`] is compared with
+//! another engine's. This crate knows block formats (from `fornax-gguf`) but no file, no model
+//! family and no real device.
 
+pub mod accuracy;
 mod batch;
 pub mod conformance;
 mod count;

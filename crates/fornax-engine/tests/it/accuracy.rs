@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use fornax_cpu::{CpuDevice, CpuOptions};
+use fornax_plan::accuracy::{TOKENS, mean_gap, prompts, standard_errors};
 use fornax_plan::reference::ReferenceDevice;
 use fornax_plan::{ActMode, Device, KvType, TokenId};
 use serde_json::{Value, json};
@@ -11,24 +12,12 @@ use serde_json::{Value, json};
 use crate::fixture::{Fixture, Runner, testdata};
 
 const PROMPTS: usize = 32;
-const TOKENS: usize = 48;
 
 /// The recorded figures of llama.cpp, by model.
 fn recorded() -> serde_json::Map<String, Value> {
     let text = std::fs::read_to_string(testdata().join("peer-accuracy.json")).unwrap();
     let all: Value = serde_json::from_str(&text).unwrap();
     all["models"].as_object().unwrap().clone()
-}
-
-/// The same prompts for whoever asks: the upper bits of a linear congruential generator (Knuth's MMIX constants).
-fn prompts(vocab: u32) -> Vec<Vec<TokenId>> {
-    let mut state = 12_345u64;
-    let mut token = || {
-        state =
-            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        ((state >> 33) % u64::from(vocab)) as TokenId
-    };
-    (0..PROMPTS).map(|_| (0..TOKENS).map(|_| token()).collect()).collect()
 }
 
 fn logits(
@@ -52,20 +41,9 @@ fn distances(f: &Fixture, cpu: &CpuDevice) -> Vec<f64> {
     let of = |tokens: &Vec<TokenId>| {
         let (want, have) = (exact(f, tokens), logits(cpu, f, ActMode::Q8, KvType::F16, tokens));
         assert_eq!(want.len(), TOKENS * f.plan.hyper.vocab as usize);
-        let gaps = want.iter().zip(&have).map(|(a, b)| f64::from((a - b).abs()));
-        gaps.sum::<f64>() / want.len() as f64
+        mean_gap(&want, &have)
     };
-    prompts(f.plan.hyper.vocab).iter().map(of).collect()
-}
-
-/// By how many standard errors the first of two paired samples is the larger in the mean.
-fn standard_errors(ours: &[f64], theirs: &[f64]) -> f64 {
-    assert_eq!(ours.len(), theirs.len());
-    let n = ours.len() as f64;
-    let gaps: Vec<f64> = ours.iter().zip(theirs).map(|(a, b)| a - b).collect();
-    let mean = gaps.iter().sum::<f64>() / n;
-    let variance = gaps.iter().map(|g| (g - mean).powi(2)).sum::<f64>() / (n - 1.0);
-    mean / (variance / n).sqrt().max(1e-12)
+    prompts(f.plan.hyper.vocab, PROMPTS).iter().map(of).collect()
 }
 
 /// A single largest difference says little: the same arithmetic in another order moves it by half. So prompt by prompt
@@ -148,7 +126,7 @@ fn write_prompts_and_exact_logits() {
     let names: Vec<String> = recorded().keys().cloned().collect();
     for name in &names {
         let f = Fixture::load(name);
-        let prompts = prompts(f.plan.hyper.vocab);
+        let prompts = prompts(f.plan.hyper.vocab, PROMPTS);
         let bytes: Vec<u8> =
             prompts.iter().flat_map(|t| exact(&f, t)).flat_map(f32::to_le_bytes).collect();
         std::fs::write(Path::new(&folder).join(format!("{name}.f32")), bytes).unwrap();
