@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use fornax_plan::{Batch, Span};
+use fornax_plan::{Activation, Batch, Span};
 
 use crate::compile::{Affine, COARSE_TILES, Coarse, Finish, Tiles};
 use crate::matrix::coarse::{CoarseKernels, CoarseRows, CoarseView, ROWS};
@@ -123,8 +123,10 @@ impl Machine {
                 // the last barrier.
                 unsafe {
                     match &tiles.finish {
-                        Finish::Gate { up, .. } => {
-                            self.coarse_gate(tiles, coarse, up, piece, these, acts.coarse, worker);
+                        Finish::Gate { up, act } => {
+                            let makes = coarse.makes;
+                            let pair = (up, *act);
+                            self.coarse_gate(tiles, makes, pair, piece, these, acts.coarse, worker);
                         }
                         _ => self.coarse_plain(tiles, part, piece, these, acts.coarse),
                     }
@@ -155,7 +157,8 @@ impl Machine {
         }
     }
 
-    /// A piece of a gated pair: both products, then the activation, in this thread's own memory.
+    /// A piece of a gated pair: both products, then the activation, in this thread's own memory; `makes` the coarse form
+    /// of the result alone, or not.
     ///
     /// # Safety
     /// As for [`Machine::coarse_plain`].
@@ -163,20 +166,19 @@ impl Machine {
     unsafe fn coarse_gate(
         &self,
         tiles: &Tiles,
-        coarse: &Coarse,
-        up: &Affine,
+        makes: bool,
+        (up, act): (&Affine, Activation),
         piece: Range<usize>,
         these: Range<usize>,
         acts: CoarseView,
         worker: &mut Worker,
     ) {
         let (part, prompt) = (&tiles.parts[0], self.prompt());
-        let Finish::Gate { act, .. } = &tiles.finish else { unreachable!("only of gated pairs") };
         let columns = piece.start * TILE..(piece.end * TILE).min(part.affine.matrix.rows());
         let [gate, second] = &mut worker.coarse;
         let rows = acts.rows();
-        let made = coarse.makes.then(|| prompt.made.shaped(rows, part.out.width));
-        let blocks = (tiles.makes && !coarse.makes).then(|| self.made.shaped(rows, part.out.width));
+        let made = makes.then(|| prompt.made.shaped(rows, part.out.width));
+        let blocks = (tiles.makes && !makes).then(|| self.made.shaped(rows, part.out.width));
         // SAFETY: the caller's word; the thread's memory has as many rows and columns.
         unsafe {
             for (affine, to) in [(&part.affine, &mut *gate), (up, &mut *second)] {
@@ -186,7 +188,7 @@ impl Machine {
             for (i, row) in these.enumerate() {
                 let g = gate[i * COLUMNS..][..columns.len()].as_mut_ptr();
                 let u = second[i * COLUMNS..][..columns.len()].as_ptr();
-                (self.ops.gate)(g, u, g, columns.len(), *act);
+                (self.ops.gate)(g, u, g, columns.len(), act);
                 let g = &gate[i * COLUMNS..][..columns.len()];
                 if let Some(made) = made {
                     made.fill(prompt.kernels, row, g, columns.start / crate::matrix::coarse::SPAN);
@@ -220,12 +222,7 @@ impl Machine {
         // SAFETY: the caller's word.
         unsafe {
             matrix.multiply(self.prompt().kernels, acts, rows, tiles, out, stride);
-            if let Some(bias) = &affine.bias {
-                for i in 0..n {
-                    let y = out.wrapping_add(i * stride + columns.start);
-                    (self.ops.add)(y, bias[columns.clone()].as_ptr(), columns.len());
-                }
-            }
+            self.add_bias(affine, 0, n, columns, out, stride);
         }
     }
 

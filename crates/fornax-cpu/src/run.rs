@@ -462,13 +462,29 @@ impl Machine {
             };
             let n = rows.len();
             matrix.multiply(self.kernels, expert, &acts, rows, tiles, out, stride, then);
-            if let Some(bias) = &affine.bias {
-                let bias = &bias[expert * matrix.rows()..][columns.clone()];
-                for i in 0..n {
-                    let y = out.wrapping_add(i * stride + columns.start);
-                    (self.ops.add)(y, bias.as_ptr(), bias.len());
-                }
-            }
+            self.add_bias(affine, expert, n, columns, out, stride);
+        }
+    }
+
+    /// `y += b` over some columns of `n` rows at `out`.
+    ///
+    /// # Safety
+    /// `out` reaches these columns of these rows, and nobody else touches them meanwhile.
+    pub(crate) unsafe fn add_bias(
+        &self,
+        affine: &Affine,
+        expert: usize,
+        n: usize,
+        columns: std::ops::Range<usize>,
+        out: *mut f32,
+        stride: usize,
+    ) {
+        let Some(bias) = &affine.bias else { return };
+        let bias = &bias[expert * affine.matrix.rows()..][columns.clone()];
+        for i in 0..n {
+            let y = out.wrapping_add(i * stride + columns.start);
+            // SAFETY: the caller's word.
+            unsafe { (self.ops.add)(y, bias.as_ptr(), bias.len()) };
         }
     }
 

@@ -397,11 +397,17 @@ pub(crate) fn fill(matrices: &[&Matrix], threads: usize) {
         let tiles = matrix.tiles() * matrix.experts();
         pieces.extend((0..tiles).step_by(matrix.piece()).map(|from| (*matrix, from)));
     }
+    // SAFETY: every piece is taken once, by one thread.
+    each_once(&pieces, threads, |(matrix, from), ()| unsafe { matrix.fill_piece(*from) });
+}
+
+/// Does something with every piece once, each in whichever of `threads` threads is free, which has room of its own.
+fn each_once<P: Sync, R: Default>(pieces: &[P], threads: usize, go: impl Fn(&P, &mut R) + Sync) {
     let next = AtomicUsize::new(0);
     let work = || {
-        while let Some((matrix, from)) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
-            // SAFETY: every piece is taken once, by one thread.
-            unsafe { matrix.fill_piece(*from) };
+        let mut room = R::default();
+        while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
+            go(piece, &mut room);
         }
     };
     std::thread::scope(|scope| {

@@ -1,8 +1,9 @@
 //! The products of [`super`] with the tiles of AMX: two groups of rows by two tiles of weights, four sums of sixteen by
 //! sixteen in registers over a whole span. It must not know models or threads.
 //!
-//! Registers 0 to 3 hold results, 4 and 5 activations, 6 and 7 weights. A span's sums go to memory, and are scaled while the products of the next span are made. Loads for each four
-//! products of 16 × 16 × 64: two registers of activations and two of weights, 1 KB each; sums of 32 bits.
+//! Registers 0 to 3 hold results, 4 and 5 activations, 6 and 7 weights. A span's sums go to memory, and are scaled while
+//! the products of the next span are made. Loads for each four products of 16 × 16 × 64: two registers of activations and
+//! two of weights, 1 KB each; sums of 32 bits.
 
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;

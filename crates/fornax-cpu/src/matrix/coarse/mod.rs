@@ -20,11 +20,10 @@ mod tests;
 mod vnni;
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use fornax_plan::Result;
 
-use super::{Arena, Matrix, Share, TILE};
+use super::{Arena, Matrix, Share, TILE, each_once};
 use crate::isa::Isa;
 pub(crate) use acts::{CoarseRows, CoarseView};
 
@@ -39,13 +38,15 @@ const STEPS: usize = SPAN / STEP;
 /// Rows of activations of one call, at most; a call begins and ends within so many rows of a multiple of them.
 pub(crate) const ROWS: usize = 128;
 
+/// Quantises one span of a row, at most [`SPAN`] elements: `x`, then where its first step, its scale and its sum go; a
+/// row's next step lies [`STEP_BYTES`] further.
+type Quantize = unsafe fn(&[f32], *mut i8, *mut f32, *mut i32);
+
 /// The routines of a tier.
 pub(crate) struct CoarseKernels {
     /// As [`CoarseMatrix::multiply`].
     multiply: unsafe fn(&Job<'_>),
-    /// Quantises one span of a row, at most [`SPAN`] elements: `x`, then where its first step, its scale and its sum
-    /// go; a row's next step lies [`STEP_BYTES`] further.
-    quantize: unsafe fn(&[f32], *mut i8, *mut f32, *mut i32),
+    quantize: Quantize,
     /// [`CoarseMatrix::fill_tile`], compiled for the tier.
     fill_tile: unsafe fn(&CoarseMatrix, &Matrix, usize, &mut [f32]),
 }
@@ -141,13 +142,7 @@ impl CoarseMatrix {
     /// # Safety
     /// Nobody else reads or writes the tile meanwhile; `quantize` may be called.
     #[inline(always)]
-    unsafe fn fill_tile(
-        &self,
-        from: &Matrix,
-        tile: usize,
-        room: &mut [f32],
-        quantize: unsafe fn(&[f32], *mut i8, *mut f32, *mut i32),
-    ) {
+    unsafe fn fill_tile(&self, from: &Matrix, tile: usize, room: &mut [f32], quantize: Quantize) {
         let (cols, rows) = (self.cols, TILE.min(self.rows - tile * TILE));
         from.tile_to_f32(tile, room);
         for row in 0..rows {
@@ -218,23 +213,13 @@ pub(crate) fn fill(forms: &[(&CoarseMatrix, &Matrix)], kernels: &CoarseKernels, 
     for (form, exact) in forms {
         pieces.extend((0..form.tiles()).step_by(PIECE).map(|from| (*form, *exact, from)));
     }
-    let next = AtomicUsize::new(0);
-    let work = || {
-        let mut room = Vec::new();
-        while let Some((form, exact, from)) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
-            room.resize(TILE * form.cols, 0.0);
-            for tile in *from..(from + PIECE).min(form.tiles()) {
-                // SAFETY: every piece is taken once, by one thread; kernels are handed out only where their tier is
-                // available.
-                unsafe { (kernels.fill_tile)(form, exact, tile, &mut room) };
-            }
+    each_once(&pieces, threads, |(form, exact, from), room: &mut Vec<f32>| {
+        room.resize(TILE * form.cols, 0.0);
+        for tile in *from..(from + PIECE).min(form.tiles()) {
+            // SAFETY: every piece is taken once, by one thread; kernels are handed out only where their tier is
+            // available.
+            unsafe { (kernels.fill_tile)(form, exact, tile, room) };
         }
-    };
-    std::thread::scope(|scope| {
-        for _ in 1..threads.min(pieces.len()) {
-            scope.spawn(work);
-        }
-        work();
     });
 }
 
