@@ -5,19 +5,12 @@
 # matrix less a run over one leaves the kernel alone. Needs what scripts/test-arm.sh needs.
 source "$(dirname "${BASH_SOURCE[0]}")/cross.sh"
 
-second_compiler
-arm_library
-packages qemu-aarch64-static=qemu-user-static aarch64-linux-gnu-gcc=gcc-aarch64-linux-gnu \
-  /usr/aarch64-linux-gnu/lib/libc.so=libc6-dev-arm64-cross
-cd "$root"
-export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$root/target}/arm
-export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
+arm_programs
 cargo build --quiet --release --target aarch64-unknown-linux-gnu -p fornax-cpu --example pieces
 program=$CARGO_TARGET_DIR/aarch64-unknown-linux-gnu/release/examples/pieces
 
-emulate() { qemu-aarch64-static -cpu max -L /usr/aarch64-linux-gnu "$@"; }
 # One line of the log for every instruction, as each is a block of its own.
-count() { emulate -singlestep -d exec,nochain -D /dev/stderr "$program" "$@" 2>&1 > /dev/null | grep -c '^Trace'; }
+count() { $arm_emulator -singlestep -d exec,nochain -D /dev/stderr "$program" "$@" 2>&1 > /dev/null | grep -c '^Trace'; }
 
 types=("$@")
 [ $# = 0 ] && types=(Q8_0 Q4_0 Q4_1 Q5_0 Q4_K Q6_K)
@@ -29,7 +22,7 @@ for type in "${types[@]}"; do
   for tier in neon neon_dotprod neon_i8mm; do
     printf '%-6s %-13s' "$type" "$tier"
     for n in "${rows[@]}"; do
-      products=$(emulate "$program" "$type" "$tier" "$n" 1)
+      products=$($arm_emulator "$program" "$type" "$tier" "$n" 1)
       one=$(count "$type" "$tier" "$n" 1)
       two=$(count "$type" "$tier" "$n" 2)
       awk -v i=$((two - one)) -v p="$products" 'BEGIN { printf " %8.2f", 32 * i / p }'

@@ -97,6 +97,19 @@ arm_library() {
   rm -rf "$lists"
 }
 
+# All that builds programs for 64-bit Arm Linux and runs them under QEMU, in the project's folder: root on Debian 12. Sets
+# `arm_emulator`; ARM_CPU names the processor.
+arm_programs() {
+  second_compiler
+  arm_library
+  packages qemu-aarch64-static=qemu-user-static aarch64-linux-gnu-gcc=gcc-aarch64-linux-gnu \
+    /usr/aarch64-linux-gnu/lib/libc.so=libc6-dev-arm64-cross
+  cd "$root"
+  export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$root/target}/arm
+  export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
+  arm_emulator="qemu-aarch64-static -cpu ${ARM_CPU:-max} -L /usr/aarch64-linux-gnu"
+}
+
 # The standard library for macOS, as far as a type check reads it: metadata, no code. It is checked from its source, once.
 apple_library() { apple_source check rmeta "$sysroot/aarch64-apple-darwin/lib"; }
 

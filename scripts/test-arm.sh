@@ -6,15 +6,9 @@
 # dotprod, i8mm, bf16 and fp16; "cortex-a72" has none of them and so tests the way down.
 source "$(dirname "${BASH_SOURCE[0]}")/cross.sh"
 
-second_compiler
-arm_library
-packages qemu-aarch64-static=qemu-user-static aarch64-linux-gnu-gcc=gcc-aarch64-linux-gnu \
-  /usr/aarch64-linux-gnu/lib/libc.so=libc6-dev-arm64-cross
-cd "$root"
-export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$root/target}/arm
+arm_programs
 export CARGO_PROFILE_DEV_DEBUG=0 CARGO_INCREMENTAL=0
-export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
-export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -cpu ${ARM_CPU:-max} -L /usr/aarch64-linux-gnu"
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER=$arm_emulator
 # The cases once more with other numbers of threads and other blocks are the same instructions.
 [ $# = 0 ] && set -- -p fornax-gguf -p fornax-plan -p fornax-cpu --lib -- --skip every_case_on_one_and --skip every_case_with_longer
 exec cargo test --target aarch64-unknown-linux-gnu "$@"
