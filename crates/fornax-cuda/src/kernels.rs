@@ -130,7 +130,7 @@ pub(crate) fn fast_source(name: &str, types: &[TensorType], defines: &[Define]) 
 
 /// As many pieces as shared memory has room for; the kernel says what it needs then.
 const TAPE_RING: &str = "\
-#define RING ((SHARED_LIMIT - SPARED - AT_RING) / SLOT_STRIDE)
+#define RING ((SHARED_LIMIT - AT_RING) / SLOT_STRIDE)
 #define SLOTS (RING < 56 ? RING : 56)
 ";
 

@@ -145,8 +145,8 @@ __device__ inline void ask_for(const Job& j, u32 begin, u32 end, u32 width, cons
 #pragma unroll 1
     for (u32 i = threadIdx.x; begin + i / PIECES < end; i += THREADS) {
         u64 at = (place_of(j.table, begin + i / PIECES) * width + j.kv_head * DIM) * EACH + i % PIECES * 32;
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(keys + at));
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(values + at));
+        into_second_cache(keys + at);
+        into_second_cache(values + at);
     }
 }
 
@@ -227,9 +227,8 @@ __device__ inline void attend_few(const FewArgs& a, const float* q, const Raw& r
         __shared__ float2 turns[(DIM + 1) / 2];
         // The weights of norms come from memory: not when they are needed.
         for (u32 i = thread * 8; i < DIM && raw.q_norm; i += THREADS * 8) {
-            float none;
-            asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(none) : "l"(raw.q_norm + i));
-            asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(none) : "l"(raw.k_norm + i));
+            early(raw.q_norm + i);
+            early(raw.k_norm + i);
         }
         for (u32 i = thread; i < a.pairs; i += THREADS) turns[i] = turn_of(r.pos, raw.freqs[i], a.magnitude);
         await_before();

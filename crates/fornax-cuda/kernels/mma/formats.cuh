@@ -85,6 +85,12 @@ __device__ inline void add_fifths(Pair& p, const Spot& s, u32 at) {
             p.a[m][2 + i] |= fifths(h >> (16 + 4 * t));
         }
 }
+// Both of a block with fifth bits.
+__device__ inline Pair with_fifths(const Spot& s, u32 at) {
+    Pair p = nibbles(s);
+    add_fifths(p, s, at);
+    return p;
+}
 // Scale i is that of rows g, g + 8, g + 16, g + 24.
 #define EACH_ROW(i) _Pragma("unroll") for (u32 i = 0; i < 4; i++)
 __device__ inline u32 row_of(const Spot& s, u32 i) { return s.row + i * 8 + s.lane / 4; }
@@ -152,8 +158,7 @@ struct M_Q5_0 : Space<0, 32, 16> {
         copy_words<4, 16>(to + S_AT, m.w + m.blocks() * 20, m.even() * 2, m.from * 2, m.nb * 2, m.first, m.outs);
     }
     __device__ static Pair fragments(const Spot& s) {
-        Pair p = nibbles(s);
-        add_fifths(p, s, H_AT);
+        Pair p = with_fifths(s, H_AT);
 #pragma unroll
         for (u32 i = 0; i < 8; i++) p.a[i / 4][i % 4] = less(p.a[i / 4][i % 4], 0x10101010u);
         return p;
@@ -178,11 +183,7 @@ struct M_Q5_1 : Space<0, 32, 32> {
         copy_words<8, 32>(to + H_AT, m.w + m.blocks() * 16, m.nb * 4, m.from * 4, m.nb * 4, m.first, m.outs);
         copy_words<8, 32>(to + S_AT, m.w + m.blocks() * 20, m.nb * 4, m.from * 4, m.nb * 4, m.first, m.outs);
     }
-    __device__ static Pair fragments(const Spot& s) {
-        Pair p = nibbles(s);
-        add_fifths(p, s, H_AT);
-        return p;
-    }
+    __device__ static Pair fragments(const Spot& s) { return with_fifths(s, H_AT); }
     __device__ static void scales(const Spot& s, float (&d)[4], float (&m)[4]) { two_scales(s, S_AT, d, m); }
 };
 
@@ -203,11 +204,7 @@ struct M_Q5_K : Space<0, 32, 16> {
         copy_words<8, 32>(to + H_AT, m.w + m.blocks() * 16, m.nb * 4, m.from * 4, m.nb * 4, m.first, m.outs);
         copy_words<4, 16>(to + S_AT, m.w + m.blocks() * 20, m.nb * 2, m.from * 2, m.nb * 2, m.first, m.outs);
     }
-    __device__ static Pair fragments(const Spot& s) {
-        Pair p = nibbles(s);
-        add_fifths(p, s, H_AT);
-        return p;
-    }
+    __device__ static Pair fragments(const Spot& s) { return with_fifths(s, H_AT); }
     __device__ static void scales(const Spot& s, float (&d)[4], float (&m)[4]) { header_scales(s, S_AT, d, m); }
 };
 

@@ -191,13 +191,6 @@ static const u32 EVERY = THREADS / OUTS, OWN = TOKENS * OUTS / THREADS, EVERY_PA
 // Whether what is added at the end is asked for at the beginning: few rows leave registers for it.
 static const bool EARLY = EAGER && OWN <= 4;
 
-// Of constant memory, and no later than it is asked for.
-__device__ inline float early(const float* p) {
-    float v;
-    asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(v) : "l"(p));
-    return v;
-}
-
 // The rows of the tile that a thread finishes: of those that it has, every `parts`th.
 struct Share {
     u32 part, parts, from, every, rows;

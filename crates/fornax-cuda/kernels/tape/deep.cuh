@@ -18,10 +18,6 @@ static const u32 TILE = 16, DEEP_HEADS = 4;
 #ifndef ASKED
 #define ASKED 2
 #endif
-// Whether keys of halves are read by whole lines where there are columns for it.
-#ifndef KEY_LINES
-#define KEY_LINES 1
-#endif
 // Weights are below 2^(TOP_BELOW + TOP_ROOM), times the scale of their value: until one is not, what they are relative to
 // stays. It begins so that the largest is 2^TOP_BELOW.
 static const float TOP_BELOW = 4.0f, TOP_ROOM = 10.0f;
@@ -65,8 +61,9 @@ struct Tile {
     static const u32 KEY_SPANS = DIM / (4 * C::OF_KEY), VALUE_SPANS = DIM / (8 * C::OF_VALUE);
     static const u32 KEY_LOAD = C::OF_KEY * C::SIZE / 4, VALUE_LOAD = C::OF_VALUE * C::SIZE / 4;
     static const u32 SCALES = C::SCALED ? DIM / 64 : 1;
-    // Eight lanes take a line of 64 halves of a key, the upper four of them for the row behind: its columns are others.
-    static const bool LINES = KEY_LINES && !C::SCALED && GROUP <= 2;
+    // Keys of halves are read by whole lines where there are columns for it: eight lanes take one of 64 halves of a key, the
+    // upper four of them for the row behind, whose columns are others.
+    static const bool LINES = !C::SCALED && GROUP <= 2;
     // Rows of 16 elements of a value; weights of keys as columns, by scales of values where there are any.
     static const u32 MIXES = DIM / 16, COLUMNS = C::SCALED ? VALUE_SPANS : 1;
     // Elements of a token; bytes of a token, of a block of the cache, and of that block's scales.
@@ -416,14 +413,14 @@ struct Mix {
         float score[2][2], up[2], scale[T::COLUMNS][2];
         u32 column[T::COLUMNS][2];
         // Of the tile whose first key is n: what is not seen, and what is not there, has no weight.
-        auto hide = [&](bool last) {
+        auto hide = [&] {
 #pragma unroll
             for (u32 i = 0; i < 2; i++) {
                 u32 key = n + 8 * i + lane / 4;
-                bool is = key >= first && (!last || key < keys);
+                bool is = key >= first && key < keys;
 #pragma unroll
                 for (u32 h = 0; h < 2; h++) score[i][h] = is ? seen(score[i][h]) : negative_infinity();
-                if (!C::SCALED || !last || is) continue;
+                if (!C::SCALED || is) continue;
                 up[i] = -24.0f;
 #pragma unroll
                 for (u32 s = 0; s < T::COLUMNS; s++) scale[s][i] = 0.0f;
@@ -433,7 +430,7 @@ struct Mix {
         tile.heights(up, scale);
         tile.fetch_keys(cache(), 1);
         tile.ask(cache(), ASKED);
-        hide(true);
+        hide();
         weigh(score, up, scale, column);
         // Loads of one iteration are waited for together in the next. None depends on a condition, or it would go to
         // other registers, and be waited for at once: what is behind the last tile is read, and not looked at.
@@ -446,7 +443,7 @@ struct Mix {
             tile.fetch_keys(cache(), at + 1);
             tile.add(column, mix);
             tile.fetch_values(cache(), at);
-            hide(true);
+            hide();
             weigh(score, up, scale, column);
             tile.ask(cache(), at + ASKED);
         }

@@ -476,11 +476,8 @@ struct Forwarder {
 
 // A block of 32, an element a lane, rounded: lane l gets words 3 (l % 3) and on, the last of them the scale. By a whole warp.
 __device__ inline Three block_of(float v, u32 lane) {
-    u32 bits = largest_of_warp(__float_as_uint(v) & 0x7fffffffu);
-    float top = __uint_as_float(bits), inverse = __fdividef(127.0f, top);
-    bool none = top < 3.8e-37f, broken = bits >= 0x7f800000u;
-    if (none || broken) inverse = 0.0f;
-    u32 q = (u32)__float2int_rn(v * inverse) & 255;
+    Rounding how = Rounding::of(largest_of_warp(__float_as_uint(v) & 0x7fffffffu));
+    u32 q = (u32)__float2int_rn(v * how.inverse) & 255;
     q |= __shfl_down_sync(0xffffffffu, q, 1) << 8;
     q |= __shfl_down_sync(0xffffffffu, q, 2) << 16;
     // Lane 4 i has word i.
@@ -489,7 +486,7 @@ __device__ inline Three block_of(float v, u32 lane) {
     t.a = __shfl_sync(0xffffffffu, q, part * 12);
     t.b = __shfl_sync(0xffffffffu, q, part * 12 + 4);
     t.c = __shfl_sync(0xffffffffu, q, part * 12 + 8);
-    if (part == 2) t.c = __float_as_uint(broken ? __int_as_float(0x7fc00000) : none ? 0.0f : top * (1.0f / 127.0f));
+    if (part == 2) t.c = __float_as_uint(how.scale());
     return t;
 }
 // Such a block, to all.

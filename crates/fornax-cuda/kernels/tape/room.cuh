@@ -62,11 +62,6 @@ static const u32 AT_TURNS = AT_PARTS + lines(OWN_BLOCKS * PEERS * PART_BYTES);
 static const u32 AT_NEAR = AT_TURNS + lines(ROPES * PAIRS * 8);      // results of the KV head, as an input
 static const u32 AT_RING = AT_NEAR + (NEAR ? lines(SPAN * 48) : 0);
 
-// Shared memory that the ring leaves to the first-level cache, in which loads on their way have their place.
-#ifndef SPARED
-#define SPARED 0
-#endif
-
 // Where a launch's blocks meet, in global memory.
 static const u32 BOARD_MIXES = 0;
 static const u32 BOARD_MIDDLE = BOARD_MIXES + lines(48 * NB_HEADS);
