@@ -111,6 +111,8 @@ pub(crate) struct Tiles {
     pub(crate) ready: bool,
     /// Makes the 8-bit form of its output for the stage after.
     pub(crate) makes: bool,
+    /// Whether somebody takes its output who does not take that form.
+    pub(crate) keeps: bool,
     /// How rows of long prompts are multiplied, where that was asked for and all parts can.
     pub(crate) coarse: Option<Coarse>,
 }
@@ -398,7 +400,8 @@ impl Compiler<'_> {
         let all = product && up_coarse && parts.iter().all(|p| p.affine.coarse.is_some());
         let coarse = all.then(|| Coarse { pieces: coarse_pieces(&parts), ..Coarse::default() });
         let x = self.wire(x, made);
-        Tiles { x, parts, finish, pieces, q8, ready: false, makes: false, coarse }
+        let keeps = op.outputs().iter().any(|v| self.plan.uses(v) > 1);
+        Tiles { x, parts, finish, pieces, q8, ready: false, makes: false, keeps, coarse }
     }
 
     fn heads(&mut self, group: &Group) -> Wide {
@@ -496,6 +499,7 @@ pub(crate) fn hand_over(plan: &Plan, stages: &mut [Stage]) {
         match &mut maker.wide {
             Wide::Tiles(t) if matches!(t.finish, Finish::Gate { .. }) && is_x(t.parts[0].out) => {
                 (t.makes, tiles.ready) = (true, true);
+                t.keeps |= !tiles.parts.iter().all(|p| p.affine.matrix.takes_q8());
                 if let (Some(maker), Some(taker)) = (&mut t.coarse, &mut tiles.coarse) {
                     (maker.makes, taker.ready) = (true, true);
                 }

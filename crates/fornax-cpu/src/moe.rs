@@ -128,9 +128,9 @@ impl Machine {
                 let x = (gated.at.cast_const(), ff, top_k);
                 for (choice, weight) in weights.iter().enumerate() {
                     let (id, row) = (ids[choice] as usize, choice..choice + 1);
-                    let to = worker.up.as_mut_ptr().wrapping_sub(columns.start);
+                    let to = worker.pair[1].as_mut_ptr().wrapping_sub(columns.start);
                     self.product(&m.down, id, x, view, row, piece.clone(), to, 0, NEXT);
-                    for (y, d) in out.iter_mut().zip(&worker.up) {
+                    for (y, d) in out.iter_mut().zip(&worker.pair[1]) {
                         *y += weight * d;
                     }
                 }
@@ -259,7 +259,7 @@ impl Machine {
     ) {
         let columns = piece.start * TILE..(piece.end * TILE).min(m.gate.matrix.rows());
         let stride = PIECE_TILES * TILE;
-        let second = worker.up.as_mut_ptr().wrapping_sub(columns.start);
+        let second = worker.pair[1].as_mut_ptr().wrapping_sub(columns.start);
         let (first, again, n) = (these.clone(), piece.clone(), these.len());
         // SAFETY: the caller's word.
         unsafe {
@@ -269,7 +269,7 @@ impl Machine {
             self.product(&m.up, expert, x, view, these, piece, second, stride, NEXT);
             for i in 0..n {
                 let g = to.0.ptr(to.1 + i).add(columns.start);
-                let u = worker.up.as_ptr().add(i * stride);
+                let u = worker.pair[1].as_ptr().add(i * stride);
                 (self.ops.gate)(g, u, g, columns.len(), m.act);
             }
         }

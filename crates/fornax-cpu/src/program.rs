@@ -337,6 +337,7 @@ fn worker(
         _ => false,
     };
     let coarse = if stages.iter().any(gated) { ROWS * COLUMNS } else { 0 };
+    let room = ROW_BLOCK * PIECE_TILES * TILE;
     let widest = |of: fn(&fornax_plan::KvGroup) -> u32| {
         plan.kv.iter().map(of).max().filter(|_| tiled).unwrap_or(0) as usize
     };
@@ -345,7 +346,7 @@ fn worker(
         slots: Memory::zeroed(4 * slots * slot_width, "a thread's values")?,
         slot_width,
         q8: Q8Rows::new(1, columns)?,
-        up: vec![0.0; ROW_BLOCK * PIECE_TILES * TILE],
+        pair: [vec![0.0; room], vec![0.0; room]],
         coarse: [vec![0.0; coarse], vec![0.0; coarse]],
         scratch: Scratch::new(values.unwrap_or(16)),
         q8_pairs: Q8Rows::new(mix.top_k.max(1), mix.ff.max(32))?,

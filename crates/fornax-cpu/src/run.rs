@@ -8,20 +8,18 @@
 use std::time::Instant;
 
 use fornax_gguf::blocks;
-use fornax_plan::{Batch, RowSpace, SeqStep};
+use fornax_plan::{Activation, Batch, RowSpace, SeqStep};
 
-use crate::compile::{
-    Affine, Conv, Finish, PIECE_TILES, Part, RowOp, Rows, Stage, Table, Tiles, Wide, Wire,
-};
+use crate::compile::{Affine, Conv, Finish, Part, RowOp, Rows, Stage, Table, Tiles, Wide, Wire};
 use crate::kv::Cache;
-use crate::matrix::{Acts, Kernels, Memory, Q8Rows, Q8View, TILE, prefetch};
+use crate::matrix::{Acts, GROUP, Kernels, Memory, Q8Rows, Q8View, TILE, prefetch};
 use crate::moe::Order;
 use crate::ops::{Scratch, TileScratch, VectorOps, rows};
 use crate::pool::{Poisoned, Team};
 use crate::prompt::{self, Cuts, Prompt};
 
 /// Activation rows multiplied with a piece of weights at a time.
-pub(crate) const ROW_BLOCK: usize = 128;
+pub(crate) const ROW_BLOCK: usize = 256;
 /// Channels of a convolution that one claim takes.
 const CHANNELS: usize = 256;
 
@@ -73,8 +71,8 @@ pub(crate) struct Worker {
     pub(crate) q8: Q8Rows,
     /// One row for each expert of a token.
     pub(crate) q8_pairs: Q8Rows,
-    /// The second matrix of a gated pair.
-    pub(crate) up: Vec<f32>,
+    /// A piece of a gated pair, both of them.
+    pub(crate) pair: [Vec<f32>; 2],
     /// A piece of a gated pair of coarse products, both of them.
     pub(crate) coarse: [Vec<f32>; 2],
     pub(crate) tiles: TileScratch,
@@ -358,6 +356,8 @@ impl Machine {
         worker: &mut Worker,
     ) {
         let (blocks, pieces) = (rows.div_ceil(ROW_BLOCK), tiles.pieces.len());
+        // As good as equal, and whole groups.
+        let tall = rows.div_ceil(blocks).next_multiple_of(GROUP);
         let last = team.own(team.ix, pieces * blocks).end;
         // Piece after piece meets a block of rows, which stays in the second cache meanwhile.
         team.share(pieces * blocks, |item| {
@@ -365,8 +365,8 @@ impl Machine {
                 true => self.soon(ix, team).at,
                 false => tiles.start((item + 1) % pieces),
             };
-            let from = item / pieces * ROW_BLOCK;
-            let these = from..(from + ROW_BLOCK).min(rows);
+            let from = (item / pieces * tall).min(rows);
+            let these = from..(from + tall).min(rows);
             self.piece(tiles, item % pieces, these, rows, acts, then, worker);
         });
     }
@@ -385,39 +385,23 @@ impl Machine {
         then: *const u8,
         worker: &mut Worker,
     ) {
-        let made = tiles.makes.then(|| self.made.shaped(rows, tiles.parts[0].out.width));
         let (part, piece) = &tiles.pieces[piece];
         let part = &tiles.parts[*part];
         let columns = piece.start * TILE..(piece.end * TILE).min(part.affine.matrix.rows());
         let width = part.out.width;
         // SAFETY: as said above.
         unsafe {
-            let out = part.out.ptr(these.start);
             let x = (acts.0, tiles.x.rows.width, rows);
-            let first = match &tiles.finish {
-                Finish::Gate { up, .. } => up.matrix.start(0, piece.start),
-                _ => then,
-            };
+            if let Finish::Gate { up, act } = &tiles.finish {
+                let affine = [&part.affine, up];
+                self.gated_pair(tiles, affine, *act, piece.clone(), these, x, acts.1, then, worker);
+                return;
+            }
+            let out = part.out.ptr(these.start);
             let (r, p) = (these.clone(), piece.clone());
-            self.product(&part.affine, 0, x, acts.1, r, p, out, width, first);
+            self.product(&part.affine, 0, x, acts.1, r, p, out, width, then);
             match &tiles.finish {
-                Finish::Plain => {}
-                Finish::Gate { up, act } => {
-                    let stride = PIECE_TILES * TILE;
-                    let second = worker.up.as_mut_ptr().wrapping_sub(columns.start);
-                    let (r, p) = (these.clone(), piece.clone());
-                    self.product(up, 0, x, acts.1, r, p, second, stride, then);
-                    for i in 0..these.len() {
-                        let g = out.add(i * width + columns.start);
-                        let u = worker.up.as_ptr().add(i * stride);
-                        (self.ops.gate)(g, u, g, columns.len(), *act);
-                        if let Some(made) = made {
-                            let part = std::slice::from_raw_parts(g, columns.len());
-                            let row = these.start + i;
-                            made.fill_part(self.kernels, row, part, columns.start / 32);
-                        }
-                    }
-                }
+                Finish::Plain | Finish::Gate { .. } => {}
                 Finish::Logits { scale, cap } => {
                     if *scale != 1.0 || *cap != 0.0 {
                         for i in 0..these.len() {
@@ -428,6 +412,53 @@ impl Machine {
                 }
             }
             self.add_residual(part, these, columns);
+        }
+    }
+
+    /// A piece of a gated pair for some rows: both products in this thread's own memory, then the activation; its 8-bit
+    /// form where the next stage takes that, and f32 where anybody does.
+    ///
+    /// # Safety
+    /// As for [`Machine::product`].
+    #[expect(clippy::too_many_arguments, reason = "the coordinates of one item")]
+    unsafe fn gated_pair(
+        &self,
+        tiles: &Tiles,
+        affine: [&Affine; 2],
+        act: Activation,
+        piece: std::ops::Range<usize>,
+        these: std::ops::Range<usize>,
+        x: (*const f32, usize, usize),
+        view: Option<Q8View>,
+        then: *const u8,
+        worker: &mut Worker,
+    ) {
+        let to = tiles.parts[0].out;
+        let made = tiles.makes.then(|| self.made.shaped(x.2, to.width));
+        let columns = piece.start * TILE..(piece.end * TILE).min(affine[0].matrix.rows());
+        let stride = piece.len() * TILE;
+        let behind = [affine[1].matrix.start(0, piece.start), then];
+        // SAFETY: the caller's word; the thread's memory has as many rows and columns.
+        unsafe {
+            for ((affine, own), then) in affine.into_iter().zip(&mut worker.pair).zip(behind) {
+                let own = own.as_mut_ptr().wrapping_sub(columns.start);
+                let (r, p) = (these.clone(), piece.clone());
+                self.product(affine, 0, x, view, r, p, own, stride, then);
+            }
+            let [gate, up] = &mut worker.pair;
+            for (i, row) in these.enumerate() {
+                let g = gate[i * stride..][..columns.len()].as_mut_ptr();
+                let u = up[i * stride..][..columns.len()].as_ptr();
+                let out = match made {
+                    Some(_) if !tiles.keeps => g,
+                    _ => to.ptr(row).add(columns.start),
+                };
+                (self.ops.gate)(g, u, out, columns.len(), act);
+                if let Some(made) = made {
+                    let part = std::slice::from_raw_parts(out, columns.len());
+                    made.fill_part(self.kernels, row, part, columns.start / 32);
+                }
+            }
         }
     }
 

@@ -31,6 +31,11 @@ pub(super) struct ActBlock {
     pub(super) lift_first: i32,
 }
 
+/// Bytes of a row of `blocks` blocks.
+pub(super) fn record_bytes(blocks: usize) -> usize {
+    blocks * size_of::<ActBlock>()
+}
+
 /// Room for rows of 8-bit activations.
 #[derive(Debug)]
 pub(crate) struct Q8Rows {

@@ -228,7 +228,7 @@ unsafe fn quantised<T: Tier, F: Format>(job: &Job<'_>) {
     let mut row = start;
     if T::MANY != usize::MAX && start.is_multiple_of(GROUP) && acts.step() == GROUP {
         while end - row >= T::MANY {
-            let rows = ((end - row) / T::ROWS * T::ROWS).min(many::rows_at_once(blocks));
+            let rows = many::rows_at_once(blocks, end - row, T::ROWS);
             for tile in job.tiles.clone() {
                 // SAFETY: rows and tiles are within the job; the rest is the caller's word.
                 unsafe {

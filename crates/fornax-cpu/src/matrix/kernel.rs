@@ -36,13 +36,19 @@ pub(super) struct Out {
 pub(super) const AHEAD: usize = 1024;
 
 impl Out {
+    /// Where the outputs of row `row` go.
+    #[inline(always)]
+    pub(super) fn row(&self, row: usize) -> *mut f32 {
+        self.at.wrapping_add(row * self.stride)
+    }
+
     /// # Safety
     /// `at` reaches row `row`, and the tier is available.
     #[inline(always)]
     pub(super) unsafe fn put<S: Simd>(&self, row: usize, v: S::Floats) {
         // SAFETY: the caller's word; a tile that is not whole goes through a buffer.
         unsafe {
-            let to = self.at.add(row * self.stride);
+            let to = self.row(row);
             if self.columns >= TILE {
                 S::store(v, to);
             } else {

@@ -11,6 +11,7 @@ use fornax_plan::{Error, Result, WeightRef};
 use super::coarse::{self, CoarseKernels, CoarseMatrix, CoarseRows, CoarseView, ROWS};
 use super::{Acts, Matrix, Q8Rows};
 use crate::isa::Isa;
+use crate::run::ROW_BLOCK;
 
 /// What to multiply.
 #[derive(Clone, Copy, Debug)]
@@ -143,6 +144,7 @@ fn per_piece(matrix: &Matrix, act_rows: usize) -> usize {
 /// Tiles per second of one thread, which goes round its share a few tiles at a time.
 fn rate(matrix: &Matrix, product: &Product<'_>, share: Range<usize>, case: &Case) -> f64 {
     let per_piece = per_piece(matrix, case.act_rows);
+    let most = if case.fast { ROWS } else { ROW_BLOCK };
     let width = per_piece * super::TILE;
     let mut out = vec![0.0f32; case.act_rows * width];
     let mut times = Vec::new();
@@ -158,8 +160,8 @@ fn rate(matrix: &Matrix, product: &Product<'_>, share: Range<usize>, case: &Case
         // Outputs before these tiles are not written, so their place need not exist.
         let to = out.as_mut_ptr().wrapping_sub(tiles.start * super::TILE);
         let count = tiles.len();
-        for from in (0..case.act_rows).step_by(ROWS) {
-            let rows = from..case.act_rows.min(from + ROWS);
+        for from in (0..case.act_rows).step_by(most) {
+            let rows = from..case.act_rows.min(from + most);
             // SAFETY: output o of row r lies at r · width + o − 16 · tiles.start, within `out`.
             unsafe { product.run(case, rows, tiles.clone(), to.wrapping_add(from * width), width) };
         }

@@ -470,6 +470,23 @@ pub(crate) fn prefetch(at: *const u8) {
     let _ = at;
 }
 
+/// Asks for the cache line at an address, which may be any, to be written by this core alone.
+#[inline(always)]
+pub(crate) fn prefetch_to_write<T>(at: *mut T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: processors of 64 bits that lack the instruction pass it over, as all do an address that cannot be written.
+    unsafe {
+        std::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: part of the architecture's base, and an address that cannot be written is passed over.
+    unsafe {
+        std::arch::asm!("prfm pstl2keep, [{}]", in(reg) at, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = at;
+}
+
 /// Asks for the cache lines of `len` bytes.
 #[inline(always)]
 pub(crate) fn lines(at: *const u8, len: usize) {

@@ -33,6 +33,8 @@ pub(crate) const BLOCK: usize = 32;
 pub(crate) const SPLIT: usize = 256;
 /// Query vectors (rows × heads of a group) of one call, at most.
 pub(crate) const QUERIES: usize = 24;
+/// The same, whole vectors of them.
+const VECTORED: usize = QUERIES.next_multiple_of(16);
 
 /// Query vectors (rows × heads of a group) of one call with tiles, at most.
 pub(crate) const TILE_QUERIES: usize = 128;
@@ -87,10 +89,12 @@ pub(crate) struct Scratch {
     /// `[query][v_stride]`: the same, merged.
     sum: Vec<f32>,
     /// The largest score so far and the sum of exponentials below it.
-    max: [f32; QUERIES],
-    total: [f32; QUERIES],
+    max: [f32; VECTORED],
+    total: [f32; VECTORED],
     /// The same times the scales of values (8-bit cells), of two neighbouring scales.
     weighed: [Vec<f32>; 2],
+    /// Addresses of the queries.
+    q: [*const f32; QUERIES],
     /// Addresses of one split's blocks.
     blocks: [(*const u8, *const u8); SPLIT / BLOCK],
 }
@@ -105,9 +109,10 @@ impl Scratch {
             scores: vec![0.0; QUERIES * SPLIT],
             part: vec![0.0; QUERIES * v_stride],
             sum: vec![0.0; QUERIES * v_stride],
-            max: [0.0; QUERIES],
-            total: [0.0; QUERIES],
+            max: [0.0; VECTORED],
+            total: [0.0; VECTORED],
             weighed: [vec![0.0; QUERIES * SPLIT], vec![0.0; QUERIES * SPLIT]],
+            q: [std::ptr::null(); QUERIES],
             blocks: [(std::ptr::null(), std::ptr::null()); SPLIT / BLOCK],
         }
     }
@@ -149,10 +154,22 @@ unsafe fn run<L: Lanes, E: Elements>(a: &Attend<'_>, s: &mut Scratch) {
         // SAFETY: the caller's word.
         unsafe {
             let softmax = one_split::<L, E>(a, s, base, start - base..(end - base).min(SPLIT));
+            let mut max = [f32::NEG_INFINITY; VECTORED];
             for m in 0..queries {
-                if let Some((max, total)) = softmax[m] {
+                max[m] = softmax[m].map_or(f32::NEG_INFINITY, |(max, _)| max);
+            }
+            let mut weights = [[0.0; VECTORED]; 2];
+            for m in (0..queries).step_by(16) {
+                let (old, new) = (L::load(s.max[m..].as_ptr()), L::load(max[m..].as_ptr()));
+                let both = exponentials::<L>(old, new);
+                both[0].store(weights[0][m..].as_mut_ptr());
+                both[1].store(weights[1][m..].as_mut_ptr());
+            }
+            for m in 0..queries {
+                if let Some(softmax) = softmax[m] {
                     let part = s.part[m * a.v_stride..].as_ptr();
-                    merge::<L>(s, m, a.v_stride, part, max, total);
+                    let weights = [weights[0][m], weights[1][m]];
+                    merge::<L>(s, m, a.v_stride, part, softmax, weights);
                 }
             }
         }
@@ -178,6 +195,11 @@ unsafe fn one_split<L: Lanes, E: Elements>(
     // SAFETY: the caller's word; all keys of the range are this sequence's own.
     unsafe {
         let these = keys.start / BLOCK..keys.end.div_ceil(BLOCK);
+        for row in 0..a.rows {
+            for head in 0..a.heads {
+                s.q[row * a.heads + head] = a.q.add(row * a.q_stride + head * a.k_width);
+            }
+        }
         for b in these.clone() {
             s.blocks[b] = (a.block)(base / BLOCK + b);
         }
@@ -188,7 +210,8 @@ unsafe fn one_split<L: Lanes, E: Elements>(
         };
         for b in these.clone() {
             let next = if b + 1 < these.end { s.blocks[b + 1].0 } else { s.blocks[these.start].1 };
-            score::<L, E>(a, s, b, next);
+            let last = keys.end.div_ceil(16) - b * (BLOCK / 16);
+            score::<L, E>(a, s, b, last.min(BLOCK / 16), next);
         }
         for m in 0..queries {
             let pos = a.pos + m / a.heads;
@@ -234,9 +257,16 @@ macro_rules! with_count {
     };
 }
 
-/// Scores of block `b` of the split for every query; `next` will be read after it.
+/// Scores of block `b` of the split for every query, of its first `vectors` vectors of keys where that is less; `next`
+/// will be read after it.
 #[inline(always)]
-unsafe fn score<L: Lanes, E: Elements>(a: &Attend<'_>, s: &mut Scratch, b: usize, next: *const u8) {
+unsafe fn score<L: Lanes, E: Elements>(
+    a: &Attend<'_>,
+    s: &mut Scratch,
+    b: usize,
+    vectors: usize,
+    next: *const u8,
+) {
     let queries = a.rows * a.heads;
     let keys = s.blocks[b].0;
     let mut m = 0;
@@ -248,39 +278,42 @@ unsafe fn score<L: Lanes, E: Elements>(a: &Attend<'_>, s: &mut Scratch, b: usize
             // As many queries as there are registers for, so that keys are widened once for all
             // of them.
             m += if L::REGISTERS >= 16 {
-                with_count!(fair(left, 12), N => score_some::<L, E, N, 2>(a, keys, m, out, next))
+                match (fair(left, 12), vectors) {
+                    (12, 1) => score_some::<L, E, 12, 1>(s, keys, a.k_width, m, vectors, out, next),
+                    (n, _) => with_count!(n, N => {
+                        score_some::<L, E, N, 2>(s, keys, a.k_width, m, BLOCK / 16, out, next)
+                    }),
+                }
             } else if L::REGISTERS >= 4 {
                 match left {
-                    4.. => score_some::<L, E, 4, 1>(a, keys, m, out, next),
-                    3 => score_some::<L, E, 3, 1>(a, keys, m, out, next),
-                    2 => score_some::<L, E, 2, 1>(a, keys, m, out, next),
-                    _ => score_some::<L, E, 1, 2>(a, keys, m, out, next),
+                    4.. => score_some::<L, E, 4, 1>(s, keys, a.k_width, m, vectors, out, next),
+                    3 => score_some::<L, E, 3, 1>(s, keys, a.k_width, m, vectors, out, next),
+                    2 => score_some::<L, E, 2, 1>(s, keys, a.k_width, m, vectors, out, next),
+                    _ => score_some::<L, E, 1, 2>(s, keys, a.k_width, m, BLOCK / 16, out, next),
                 }
             } else {
-                score_some::<L, E, 1, 1>(a, keys, m, out, next)
+                score_some::<L, E, 1, 1>(s, keys, a.k_width, m, vectors, out, next)
             };
         }
     }
 }
 
-/// Scores of 32 keys for `M` queries, `H` vectors of keys at a time; returns `M`.
+/// Scores of `vectors` vectors of keys of width `k` for `M` queries, `H` of them at a time; returns `M`.
 #[inline(always)]
 unsafe fn score_some<L: Lanes, E: Elements, const M: usize, const H: usize>(
-    a: &Attend<'_>,
+    s: &Scratch,
     keys: *const u8,
+    k: usize,
     first: usize,
+    vectors: usize,
     out: *mut f32,
     next: *const u8,
 ) -> usize {
-    let k = a.k_width;
     // SAFETY: the caller's word.
     unsafe {
-        let mut q = [a.q; M];
-        for (m, q) in q.iter_mut().enumerate() {
-            let (row, head) = ((first + m) / a.heads, (first + m) % a.heads);
-            *q = a.q.add(row * a.q_stride + head * k);
-        }
-        for half in (0..BLOCK / 16).step_by(H) {
+        let mut q = [std::ptr::null(); M];
+        q.copy_from_slice(&s.q[first..first + M]);
+        for half in (0..vectors).step_by(H) {
             let mut sums = [[L::splat(0.0); H]; M];
             let step = if E::SCALED { 32 } else { k };
             for from in (0..k).step_by(step) {
@@ -504,24 +537,33 @@ unsafe fn values_some<L: Lanes, E: Elements, const M: usize, const W: usize>(
     M
 }
 
-/// Adds one split of a query to what came before it.
+/// What remains of what came before, whose largest score is `old`, and of a split whose largest is `new`, below the
+/// larger of both; NaN where both are −∞.
+#[inline(always)]
+unsafe fn exponentials<L: Lanes>(old: L, new: L) -> [L; 2] {
+    // SAFETY: the caller's word.
+    unsafe {
+        let largest = old.max(new);
+        [math::exp(old.sub(largest)), math::exp(new.sub(largest))]
+    }
+}
+
+/// Adds one split of a query, its largest score and its sum of exponentials, to what came before it; the weights are
+/// those of [`exponentials`].
 #[inline(always)]
 unsafe fn merge<L: Lanes>(
     s: &mut Scratch,
     m: usize,
     width: usize,
     part: *const f32,
-    max: f32,
-    total: f32,
+    (max, total): (f32, f32),
+    [old, new]: [f32; 2],
 ) {
     let sum = s.sum[m * width..][..width].as_mut_ptr();
-    let largest = if s.max[m] > max { s.max[m] } else { max };
+    s.max[m] = if s.max[m] > max { s.max[m] } else { max };
+    s.total[m] = s.total[m] * old + total * new;
     // SAFETY: the caller's word; `width` is a multiple of sixteen.
     unsafe {
-        let old = math::exp_one::<L>(s.max[m] - largest);
-        let new = math::exp_one::<L>(max - largest);
-        s.max[m] = largest;
-        s.total[m] = s.total[m] * old + total * new;
         for i in (0..width).step_by(16) {
             let before = L::load(sum.add(i)).mul(L::splat(old));
             before.add(L::load(part.add(i)).mul(L::splat(new))).store(sum.add(i));

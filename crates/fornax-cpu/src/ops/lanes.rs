@@ -25,7 +25,7 @@ pub(super) trait Lanes: Copy {
     unsafe fn mul(self, other: Self) -> Self;
     unsafe fn div(self, other: Self) -> Self;
     /// `self + a · b`, rounded once. Twice the rate of two operations on every tier but plain Rust,
-    /// where it may be a call: for the inner products of attention alone.
+    /// where it may be a call: for the inner products of attention and for exponentials.
     unsafe fn add_product(self, a: Self, b: Self) -> Self;
     /// The larger; `other` where either is NaN.
     unsafe fn max(self, other: Self) -> Self;
@@ -53,13 +53,27 @@ pub(super) trait Lanes: Copy {
         a[0]
     }
 
+    /// The first lane.
+    #[inline(always)]
+    unsafe fn first(self) -> f32 {
+        let mut a = [0.0f32; 16];
+        // SAFETY: sixteen elements.
+        unsafe { self.store(a.as_mut_ptr()) };
+        a[0]
+    }
+
     /// The largest lane; NaN lanes may be passed over.
     #[inline(always)]
     unsafe fn largest(self) -> f32 {
         let mut a = [0.0f32; 16];
         // SAFETY: sixteen elements.
         unsafe { self.store(a.as_mut_ptr()) };
-        a.into_iter().fold(f32::NEG_INFINITY, f32::max)
+        for half in [8, 4, 2, 1] {
+            for i in 0..half {
+                a[i] = if a[i] > a[i + half] { a[i] } else { a[i + half] };
+            }
+        }
+        a[0]
     }
 
     /// The first `n` < 16 elements, zeros behind them.

@@ -26,16 +26,16 @@ pub(super) unsafe fn exp<L: Lanes>(x: L) -> L {
     unsafe {
         let low = L::splat(-EXP_LIMIT);
         let c = L::splat(EXP_LIMIT).min(low.max(x));
-        let t = c.mul(L::splat(std::f32::consts::LOG2_E)).add(L::splat(INTEGER));
+        let t = L::splat(INTEGER).add_product(c, L::splat(std::f32::consts::LOG2_E));
         let n = t.sub(L::splat(INTEGER));
-        let r = c.sub(n.mul(L::splat(LN2_HIGH))).sub(n.mul(L::splat(LN2_LOW)));
+        let r = c.add_product(n, L::splat(-LN2_HIGH)).add_product(n, L::splat(-LN2_LOW));
         let mut p = L::splat(TAYLOR[0]);
         let mut i = 1;
         while i < TAYLOR.len() {
-            p = p.mul(r).add(L::splat(TAYLOR[i]));
+            p = L::splat(TAYLOR[i]).add_product(p, r);
             i += 1;
         }
-        p = p.mul(r).mul(r).add(r).add(L::splat(1.0));
+        p = r.add_product(p.mul(r), r).add(L::splat(1.0));
         x.zero_below(low, p.mul(t.exp2_biased()))
     }
 }
@@ -46,10 +46,8 @@ pub(super) unsafe fn exp<L: Lanes>(x: L) -> L {
 /// As [`Lanes`].
 #[inline(always)]
 pub(super) unsafe fn exp_one<L: Lanes>(x: f32) -> f32 {
-    let mut out = [0.0; 16];
-    // SAFETY: the caller's word; sixteen elements.
-    unsafe { exp(L::splat(x)).store(out.as_mut_ptr()) };
-    out[0]
+    // SAFETY: the caller's word.
+    unsafe { exp(L::splat(x)).first() }
 }
 
 /// `cap · tanh(x / cap)`.

@@ -153,6 +153,26 @@ impl Lanes for Avx512 {
         unsafe { Avx512(_mm512_min_ps(self.0, o.0)) }
     }
     #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        unsafe {
+            let high = _mm512_extractf64x4_pd::<1>(_mm512_castps_pd(self.0));
+            let a = _mm256_add_ps(_mm512_castps512_ps256(self.0), _mm256_castpd_ps(high));
+            let a = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+            let a = _mm_add_ps(a, _mm_movehl_ps(a, a));
+            _mm_cvtss_f32(_mm_add_ss(a, _mm_movehdup_ps(a)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        unsafe {
+            let high = _mm512_extractf64x4_pd::<1>(_mm512_castps_pd(self.0));
+            let a = _mm256_max_ps(_mm512_castps512_ps256(self.0), _mm256_castpd_ps(high));
+            let a = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+            let a = _mm_max_ps(a, _mm_movehl_ps(a, a));
+            _mm_cvtss_f32(_mm_max_ss(a, _mm_movehdup_ps(a)))
+        }
+    }
+    #[inline(always)]
     unsafe fn exp2_biased(self) -> Avx512 {
         unsafe {
             let n = _mm512_slli_epi32::<23>(_mm512_castps_si512(self.0));

@@ -2,7 +2,8 @@
 //! are those of one call. It knows not who takes which split.
 
 use super::{
-    AsF16, AsF32, AsQ8, Attend, Cell, Lanes, QUERIES, SPLIT, Scratch, finish, merge, one_split,
+    AsF16, AsF32, AsQ8, Attend, Cell, Lanes, QUERIES, SPLIT, Scratch, exponentials, finish, merge,
+    one_split,
 };
 
 /// Elements before the values of a stored part: its maximum, its sum, and room to stay aligned.
@@ -71,7 +72,10 @@ pub(in crate::ops) unsafe fn attend_merge<L: Lanes>(
             // SAFETY: the caller's word.
             unsafe {
                 let part = parts.add(m * stride + split * part_len(a.v_stride));
-                merge::<L>(s, m, a.v_stride, part.add(HEAD), *part, *part.add(1));
+                let softmax = (*part, *part.add(1));
+                let both = exponentials::<L>(L::splat(s.max[m]), L::splat(softmax.0));
+                let weights = [both[0].first(), both[1].first()];
+                merge::<L>(s, m, a.v_stride, part.add(HEAD), softmax, weights);
             }
         }
         // SAFETY: the caller's word.
