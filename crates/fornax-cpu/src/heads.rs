@@ -4,10 +4,10 @@
 use fornax_plan::Span;
 
 use crate::compile::{Look, Rotate, Wide, Write};
-use crate::matrix::lines;
+use crate::matrix::{lines, prefetch, prefetch_to_write};
 use crate::ops::{Attend, BLOCK, LongAttend, QUERIES, TILE_QUERIES, fits, part_len, splits};
 use crate::pool::{Poisoned, Team};
-use crate::run::{Machine, Round, Worker};
+use crate::run::{Machine, Round, SOON_ROWS, Worker};
 
 /// Rows of a key head that are rotated and written together.
 const PREPARED: usize = 16;
@@ -38,11 +38,31 @@ impl Machine {
                 }
             }
         };
+        // Rows of a head lie apart, so that nothing but this brings the next one.
+        let ask = |row: usize, head: usize| {
+            for (from, to) in rotate.iter().flat_map(|r| [(r.q, r.q_out), (r.k, r.k_out)]) {
+                let (len, line) = (from.width / heads, 64 / size_of::<f32>());
+                for at in (head * len..(head + 1) * len).step_by(line) {
+                    prefetch(from.ptr(row).wrapping_add(at).cast());
+                    prefetch_to_write(to.ptr(row).wrapping_add(at));
+                }
+            }
+            if let Some(write) = write {
+                let len = write.v.width / heads;
+                lines(write.v.ptr(row).wrapping_add(head * len).cast(), len * size_of::<f32>());
+            }
+        };
         // Rows of one head together: its keys of a block are written into the same cache lines.
         let tall = if n >= 2 * PREPARED { PREPARED } else { 1 };
         let prepare_some = |item: usize| {
             let from = item / heads * tall;
-            (from..(from + tall).min(n)).for_each(|row| prepare(row, item % heads));
+            let rows = from..(from + tall).min(n);
+            for row in rows.clone() {
+                if row + SOON_ROWS < rows.end {
+                    ask(row + SOON_ROWS, item % heads);
+                }
+                prepare(row, item % heads);
+            }
         };
         let items = n.div_ceil(tall) * heads;
         let Some(look) = look else {
@@ -263,6 +283,9 @@ impl Machine {
         let len = of_group.len() * run.v_width;
         let view = self.made.shaped(round.batch.rows.len(), l.out.width);
         let rows = rows.start + span.start as usize..rows.end + span.start as usize;
+        for row in rows.clone() {
+            view.ask(row, first / 32..(first + len) / 32);
+        }
         for row in rows.filter(|row| !(l.coarse && round.cuts.is_long(*row))) {
             // SAFETY: these heads of this row are this thread's alone until the barrier.
             unsafe {

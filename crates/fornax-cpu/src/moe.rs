@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use crate::compile::{Affine, Moe, PIECE_TILES, Rows};
-use crate::matrix::{Q8View, TILE};
+use crate::matrix::{Dest, Q8View, TILE};
 use crate::ops::rows;
 use crate::pool::{Poisoned, Team};
 use crate::run::{Machine, Private, ROW_BLOCK, Worker, at};
@@ -129,8 +129,9 @@ impl Machine {
                 for (choice, weight) in weights.iter().enumerate() {
                     let (id, row) = (ids[choice] as usize, choice..choice + 1);
                     let to = worker.pair[1].as_mut_ptr().wrapping_sub(columns.start);
-                    self.product(&m.down, id, x, view, row, piece.clone(), to, 0, NEXT);
-                    for (y, d) in out.iter_mut().zip(&worker.pair[1]) {
+                    let to = Dest::plain(to, 0);
+                    self.product(&m.down, id, x, view, row, piece.clone(), to, NEXT);
+                    for (y, d) in out.iter_mut().zip(worker.pair[1].iter()) {
                         *y += weight * d;
                     }
                 }
@@ -265,8 +266,10 @@ impl Machine {
         unsafe {
             let out = to.0.ptr(to.1);
             let then = m.up.matrix.start(expert, piece.start);
-            self.product(&m.gate, expert, x, view, first, again, out, to.0.width, then);
-            self.product(&m.up, expert, x, view, these, piece, second, stride, NEXT);
+            let out = Dest::plain(out, to.0.width);
+            self.product(&m.gate, expert, x, view, first, again, out, then);
+            let second = Dest::plain(second, stride);
+            self.product(&m.up, expert, x, view, these, piece, second, NEXT);
             for i in 0..n {
                 let g = to.0.ptr(to.1 + i).add(columns.start);
                 let u = worker.pair[1].as_ptr().add(i * stride);
@@ -281,9 +284,9 @@ impl Machine {
         let view = q8.then(|| self.q8.shaped(pairs, gated.width));
         let x = (gated.at.cast_const(), gated.width, pairs);
         each_piece(team, order, m.down.matrix.tiles(), m.down_tiles, |expert, run, piece| {
-            let out = outs.ptr(run.start);
+            let out = Dest::plain(outs.ptr(run.start), outs.width);
             // SAFETY: these rows of these columns are this thread's alone.
-            unsafe { self.product(&m.down, expert, x, view, run, piece, out, outs.width, NEXT) };
+            unsafe { self.product(&m.down, expert, x, view, run, piece, out, NEXT) };
         });
     }
 }

@@ -13,7 +13,7 @@ use crate::compile::{Coarse, Compiler, Finish, PIECE_TILES, Rows, Stage, Tiles, 
 use crate::isa::Isa;
 use crate::kv::Cache;
 use crate::matrix::coarse::{CoarseRows, ROWS};
-use crate::matrix::{GROUP, Memory, Q8Rows, TILE};
+use crate::matrix::{Floats, GROUP, Memory, Q8Rows, TILE};
 use crate::moe::Order;
 use crate::ops::{BLOCK, SPLIT, Scratch, TileScratch, VectorOps, part_len};
 use crate::pool::Pool;
@@ -346,8 +346,8 @@ fn worker(
         slots: Memory::zeroed(4 * slots * slot_width, "a thread's values")?,
         slot_width,
         q8: Q8Rows::new(1, columns)?,
-        pair: [vec![0.0; room], vec![0.0; room]],
-        coarse: [vec![0.0; coarse], vec![0.0; coarse]],
+        pair: [Floats::zeroed(room), Floats::zeroed(room)],
+        coarse: [Floats::zeroed(coarse), Floats::zeroed(coarse)],
         scratch: Scratch::new(values.unwrap_or(16)),
         q8_pairs: Q8Rows::new(mix.top_k.max(1), mix.ff.max(32))?,
         order: Order::with_capacity(pairs, mix.experts),

@@ -12,7 +12,7 @@ use fornax_plan::{Activation, Batch, RowSpace, SeqStep};
 
 use crate::compile::{Affine, Conv, Finish, Part, RowOp, Rows, Stage, Table, Tiles, Wide, Wire};
 use crate::kv::Cache;
-use crate::matrix::{Acts, GROUP, Kernels, Memory, Q8Rows, Q8View, TILE, prefetch};
+use crate::matrix::{Acts, Dest, Floats, GROUP, Kernels, Memory, Q8Rows, Q8View, TILE, prefetch};
 use crate::moe::Order;
 use crate::ops::{Scratch, TileScratch, VectorOps, rows};
 use crate::pool::{Poisoned, Team};
@@ -72,9 +72,9 @@ pub(crate) struct Worker {
     /// One row for each expert of a token.
     pub(crate) q8_pairs: Q8Rows,
     /// A piece of a gated pair, both of them.
-    pub(crate) pair: [Vec<f32>; 2],
+    pub(crate) pair: [Floats; 2],
     /// A piece of a gated pair of coarse products, both of them.
-    pub(crate) coarse: [Vec<f32>; 2],
+    pub(crate) coarse: [Floats; 2],
     pub(crate) tiles: TileScratch,
     pub(crate) scratch: Scratch,
     pub(crate) order: Order,
@@ -109,6 +109,8 @@ unsafe impl Send for Times {}
 // SAFETY: as above.
 unsafe impl Sync for Times {}
 
+/// Rows from what is asked for to what is being written.
+pub(crate) const SOON_ROWS: usize = 4;
 /// Weight bytes that a thread asks for while it waits at a barrier.
 const SOON: usize = 32 << 10;
 
@@ -399,7 +401,12 @@ impl Machine {
             }
             let out = part.out.ptr(these.start);
             let (r, p) = (these.clone(), piece.clone());
-            self.product(&part.affine, 0, x, acts.1, r, p, out, width, then);
+            let mut to = Dest::plain(out, width);
+            if let Some(residual) = part.residual {
+                debug_assert_eq!(residual.width, width);
+                to.plus = residual.ptr(these.start);
+            }
+            self.product(&part.affine, 0, x, acts.1, r, p, to, then);
             match &tiles.finish {
                 Finish::Plain | Finish::Gate { .. } => {}
                 Finish::Logits { scale, cap } => {
@@ -411,7 +418,6 @@ impl Machine {
                     }
                 }
             }
-            self.add_residual(part, these, columns);
         }
     }
 
@@ -443,10 +449,13 @@ impl Machine {
             for ((affine, own), then) in affine.into_iter().zip(&mut worker.pair).zip(behind) {
                 let own = own.as_mut_ptr().wrapping_sub(columns.start);
                 let (r, p) = (these.clone(), piece.clone());
-                self.product(affine, 0, x, view, r, p, own, stride, then);
+                self.product(affine, 0, x, view, r, p, Dest::plain(own, stride), then);
             }
             let [gate, up] = &mut worker.pair;
             for (i, row) in these.enumerate() {
+                if let Some(made) = made {
+                    made.ask(row + SOON_ROWS, columns.start / 32..columns.end.div_ceil(32));
+                }
                 let g = gate[i * stride..][..columns.len()].as_mut_ptr();
                 let u = up[i * stride..][..columns.len()].as_ptr();
                 let out = match made {
@@ -476,12 +485,13 @@ impl Machine {
         view: Option<Q8View>,
         rows: std::ops::Range<usize>,
         tiles: std::ops::Range<usize>,
-        out: *mut f32,
-        stride: usize,
+        mut out: Dest,
         then: *const u8,
     ) {
         let matrix = &affine.matrix;
-        let columns = tiles.start * TILE..(tiles.end * TILE).min(matrix.rows());
+        if let Some(bias) = &affine.bias {
+            out.bias = bias[expert * matrix.rows()..][..matrix.rows()].as_ptr();
+        }
         // SAFETY: the caller's word.
         unsafe {
             let acts = match view {
@@ -491,9 +501,7 @@ impl Machine {
                     Acts::F32 { x: std::slice::from_raw_parts(at, rows * cols), cols }
                 }
             };
-            let n = rows.len();
-            matrix.multiply(self.kernels, expert, &acts, rows, tiles, out, stride, then);
-            self.add_bias(affine, expert, n, columns, out, stride);
+            matrix.multiply(self.kernels, expert, &acts, rows, tiles, out, then);
         }
     }
 

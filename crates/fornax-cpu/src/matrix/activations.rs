@@ -10,6 +10,7 @@ use fornax_plan::{Result, q8};
 
 use super::Kernels;
 use super::memory::Memory;
+use super::prefetch_to_write;
 use super::simd::Simd;
 
 /// Rows that lie side by side.
@@ -137,6 +138,15 @@ impl Q8View {
         assert!(row < self.rows && first + part.len().div_ceil(q8::BLOCK) <= self.blocks);
         // SAFETY: row and blocks are within the view; the rest is the caller's word.
         unsafe { (kernels.quantize)(part, self.block(row, first), self.group) };
+    }
+
+    /// Asks for the records of some blocks of row `row`, which may be past the end, to fill them soon.
+    #[inline]
+    pub(crate) fn ask(&self, row: usize, blocks: Range<usize>) {
+        for block in blocks {
+            let at = (row / self.group * self.blocks + block) * self.group + row % self.group;
+            prefetch_to_write(self.at.wrapping_add(at));
+        }
     }
 
     /// The record of block `block` of row `row`.

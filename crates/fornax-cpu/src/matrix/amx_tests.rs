@@ -5,7 +5,7 @@ use super::activations::{Acts, Q8Rows};
 use super::amx::{self, Config, Unit, WHOLE};
 use super::drive::Job;
 use super::tests::{Dice, TILED, bits, product, rows_of, shapes, weight};
-use super::{Layout, Matrix};
+use super::{Dest, Layout, Matrix};
 use crate::isa::Isa;
 
 /// Eight registers of at most sixteen rows of 64 bytes, and their shapes.
@@ -192,8 +192,7 @@ fn tiles_give_the_bits_of_the_scalar_tier() {
                         acts: Acts::Q8(view),
                         act_rows: from..count,
                         tiles: 0..matrix.tiles(),
-                        out: out.as_mut_ptr(),
-                        stride: rows,
+                        out: Dest::plain(out.as_mut_ptr(), rows),
                         then: std::ptr::null(),
                     };
                     // SAFETY: `out` has a place for every output, and AVX-512 is there.

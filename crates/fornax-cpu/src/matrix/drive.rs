@@ -16,6 +16,39 @@ pub(crate) struct Kernels {
     pub(super) quantize: unsafe fn(&[f32], *mut ActBlock, usize),
 }
 
+/// Where the outputs of a product go: output `o` of row `i` to `at[i · stride + o]`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Dest {
+    pub(crate) at: *mut f32,
+    pub(crate) stride: usize,
+    /// Added to every row, element `o` to output `o`; null for nothing.
+    pub(crate) bias: *const f32,
+    /// Added after that, from `plus[i · stride + o]`; null for nothing.
+    pub(crate) plus: *const f32,
+}
+
+impl Dest {
+    /// Outputs as they are.
+    pub(crate) fn plain(at: *mut f32, stride: usize) -> Dest {
+        Dest { at, stride, bias: std::ptr::null(), plus: std::ptr::null() }
+    }
+
+    /// The rows from `row` on, and the outputs from `from` on.
+    pub(super) fn from(self, row: usize, from: usize) -> Dest {
+        let on = row * self.stride + from;
+        let moved = |at: *const f32, on: usize| match at.is_null() {
+            true => at,
+            false => at.wrapping_add(on),
+        };
+        Dest {
+            at: self.at.wrapping_add(on),
+            bias: moved(self.bias, from),
+            plus: moved(self.plus, on),
+            ..self
+        }
+    }
+}
+
 /// One call of [`Matrix::multiply`].
 #[derive(Clone, Debug)]
 pub(super) struct Job<'a> {
@@ -24,8 +57,7 @@ pub(super) struct Job<'a> {
     pub(super) acts: Acts<'a>,
     pub(super) act_rows: Range<usize>,
     pub(super) tiles: Range<usize>,
-    pub(super) out: *mut f32,
-    pub(super) stride: usize,
+    pub(super) out: Dest,
     /// Weights that will be read after these.
     pub(super) then: *const u8,
 }
@@ -33,19 +65,19 @@ pub(super) struct Job<'a> {
 impl Job<'_> {
     /// The same for some of its rows.
     pub(super) fn of_rows(&self, act_rows: Range<usize>) -> Self {
-        let out = self.out.wrapping_add((act_rows.start - self.act_rows.start) * self.stride);
+        let out = self.out.from(act_rows.start - self.act_rows.start, 0);
         Job { act_rows, out, ..self.clone() }
     }
 
     /// The outputs of tile `tile` for row `row`.
     pub(super) fn out(&self, tile: usize, row: usize) -> Out {
         let columns = self.matrix.rows() - tile * TILE;
-        let at = (row - self.act_rows.start) * self.stride + tile * TILE;
+        let to = self.out.from(row - self.act_rows.start, tile * TILE);
         let then = match tile + 1 < self.tiles.end {
             true => self.matrix.tile(self.expert, tile + 1),
             false => self.then,
         };
-        Out { at: self.out.wrapping_add(at), stride: self.stride, columns, then }
+        Out { to, columns, then }
     }
 }
 

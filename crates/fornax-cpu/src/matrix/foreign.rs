@@ -27,9 +27,9 @@ pub(super) unsafe fn multiply(job: &Job<'_>) {
                 let sums =
                     products(job.matrix.source.ty, bytes, job.matrix.cols(), &job.acts, at, count);
                 for (ix, sum) in sums.iter().enumerate().take(count) {
-                    let to = (at + ix - job.act_rows.start) * job.stride + row;
+                    let (out, o) = (job.out(tile, at + ix), row - tile * TILE);
                     // SAFETY: the outputs of these rows and tiles are the caller's to give.
-                    unsafe { *job.out.add(to) = *sum };
+                    unsafe { *out.to.at.add(o) = out.with(0, o, *sum) };
                 }
                 at += count;
             }

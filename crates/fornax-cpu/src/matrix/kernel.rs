@@ -10,6 +10,7 @@
 //! float formats).
 
 use super::activations::ActBlock;
+use super::drive::Dest;
 use super::format::{Decoded, Float, Format, Scales};
 use super::lines;
 use super::simd::{BLOCK, QUADS, Simd, TILE};
@@ -20,10 +21,8 @@ pub(super) const PARTIALS: usize = 4;
 /// Where a kernel's results go.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Out {
-    /// First of the tile's outputs for the first row.
-    pub(super) at: *mut f32,
-    /// Elements from a row's outputs to the next row's.
-    pub(super) stride: usize,
+    /// From the first of the tile's outputs for the first row on.
+    pub(super) to: Dest,
     /// Outputs that exist from there on: [`TILE`] or more, fewer in a last tile.
     pub(super) columns: usize,
     /// Weights that will be read after the tile; asked for while its last ones are used. Null where
@@ -39,24 +38,54 @@ impl Out {
     /// Where the outputs of row `row` go.
     #[inline(always)]
     pub(super) fn row(&self, row: usize) -> *mut f32 {
-        self.at.wrapping_add(row * self.stride)
+        self.to.at.wrapping_add(row * self.to.stride)
     }
 
+    /// Stores the outputs of row `row` with what is to be added.
+    ///
     /// # Safety
-    /// `at` reaches row `row`, and the tier is available.
+    /// The outputs reach row `row`, and the tier is available.
     #[inline(always)]
     pub(super) unsafe fn put<S: Simd>(&self, row: usize, v: S::Floats) {
+        let (to, plus) = (self.row(row), self.to.plus.wrapping_add(row * self.to.stride));
         // SAFETY: the caller's word; a tile that is not whole goes through a buffer.
         unsafe {
-            let to = self.row(row);
             if self.columns >= TILE {
+                let mut v = v;
+                for (part, at) in [(self.to.bias, self.to.bias), (self.to.plus, plus)] {
+                    if !part.is_null() {
+                        v = S::add(v, S::from_f32(at.cast()));
+                    }
+                }
                 S::store(v, to);
-            } else {
-                let mut all = [0.0f32; TILE];
-                S::store(v, all.as_mut_ptr());
-                std::ptr::copy_nonoverlapping(all.as_ptr(), to, self.columns);
+                return;
+            }
+            let mut all = [0.0f32; TILE];
+            S::store(v, all.as_mut_ptr());
+            for (o, v) in all[..self.columns].iter_mut().enumerate() {
+                *v = self.with(row, o, *v);
+            }
+            std::ptr::copy_nonoverlapping(all.as_ptr(), to, self.columns);
+        }
+    }
+
+    /// Output `o` of row `row` with what is to be added.
+    ///
+    /// # Safety
+    /// Both exist.
+    #[inline(always)]
+    pub(super) unsafe fn with(&self, row: usize, o: usize, v: f32) -> f32 {
+        let mut v = v;
+        // SAFETY: the caller's word.
+        unsafe {
+            if !self.to.bias.is_null() {
+                v += *self.to.bias.add(o);
+            }
+            if !self.to.plus.is_null() {
+                v += *self.to.plus.add(row * self.to.stride + o);
             }
         }
+        v
     }
 }
 

@@ -12,7 +12,7 @@ use super::activations::{GROUP, Q8View, record_bytes};
 use super::format::{Decoded, Format};
 use super::kernel::{Out, add_rows};
 use super::simd::Simd;
-use super::{lines, prefetch_to_write};
+use super::{lines, prefetch, prefetch_to_write};
 
 /// Rows of one call, at most: their sums are 16 KB.
 const MOST: usize = 256;
@@ -80,6 +80,10 @@ pub(super) unsafe fn many<S: Simd, F: Format, const ROWS: usize>(
                 if last {
                     for row in 0..ROWS {
                         prefetch_to_write(out.row(ix * ROWS + row));
+                        if !out.to.plus.is_null() {
+                            let row = (ix * ROWS + row) * out.to.stride;
+                            prefetch(out.to.plus.wrapping_add(row).cast());
+                        }
                     }
                 }
                 let mut x = acts.block(rows.start + ix * ROWS, from).cast_const();

@@ -9,7 +9,7 @@ use fornax_gguf::{Mapping, TensorType};
 use fornax_plan::{Error, Result, WeightRef};
 
 use super::coarse::{self, CoarseKernels, CoarseMatrix, CoarseRows, CoarseView, ROWS};
-use super::{Acts, Matrix, Q8Rows};
+use super::{Acts, Dest, Matrix, Q8Rows};
 use crate::isa::Isa;
 use crate::run::ROW_BLOCK;
 
@@ -70,7 +70,8 @@ impl Product<'_> {
             match self {
                 Product::Exact(matrix, acts) => {
                     let kernels = case.isa.kernels();
-                    matrix.multiply(kernels, 0, acts, rows, tiles, out, width, std::ptr::null());
+                    let out = Dest::plain(out, width);
+                    matrix.multiply(kernels, 0, acts, rows, tiles, out, std::ptr::null());
                 }
                 Product::Coarse(matrix, acts, kernels) => {
                     matrix.multiply(kernels, *acts, rows, tiles, out, width);

@@ -2,6 +2,7 @@
 //! must not know what is stored in it.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -77,6 +78,39 @@ pub(crate) fn give_back() {
     // SAFETY: touches nothing that is in use.
     unsafe {
         libc::malloc_trim(0);
+    }
+}
+
+/// Floats from the start of a cache line on: a vector that lies across two lines costs twice.
+#[derive(Debug, Default)]
+pub(crate) struct Floats(Vec<Lined>);
+
+/// One line of them.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
+struct Lined(#[expect(dead_code, reason = "read as a slice of floats")] [f32; LINE / 4]);
+
+impl Floats {
+    /// At least `len` zeros.
+    pub(crate) fn zeroed(len: usize) -> Floats {
+        Floats(vec![Lined([0.0; LINE / 4]); len.div_ceil(LINE / 4)])
+    }
+}
+
+impl Deref for Floats {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        // SAFETY: the lines are whole arrays of floats with nothing between.
+        unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), self.0.len() * (LINE / 4)) }
+    }
+}
+
+impl DerefMut for Floats {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        let len = self.0.len() * (LINE / 4);
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), len) }
     }
 }
 

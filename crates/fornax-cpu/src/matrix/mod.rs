@@ -42,10 +42,11 @@ use fornax_gguf::{TensorType, blocks};
 use fornax_plan::{Error, Result, WeightRef, q8};
 
 pub(crate) use activations::{Acts, GROUP, Q8Rows, Q8View};
+pub(crate) use drive::Dest;
 pub(crate) use drive::Kernels;
 use drive::{Job, by_layout};
 use format::{Float, Format};
-pub(crate) use memory::{Arena, Memory, Share, give_back};
+pub(crate) use memory::{Arena, Floats, Memory, Share, give_back};
 pub(crate) use simd::TILE;
 
 use crate::isa::Isa;
@@ -322,9 +323,8 @@ impl Matrix {
         self.data.as_ptr().wrapping_add(at)
     }
 
-    /// Multiplies the rows `act_rows` of `acts` with the tiles `tiles` of `expert`: output `o` of
-    /// row `act_rows.start + i` goes to `out[i · stride + o]`. Only the outputs of these tiles are
-    /// written, none past [`Matrix::rows`]. Nothing is allocated. `then` is what the caller will
+    /// Multiplies the rows `act_rows` of `acts` with the tiles `tiles` of `expert`, to `out`. Only the outputs of these
+    /// tiles are written, none past [`Matrix::rows`]. Nothing is allocated. `then` is what the caller will
     /// read next, as [`Matrix::start`] tells it; null for what follows in memory.
     ///
     /// # Safety
@@ -341,8 +341,7 @@ impl Matrix {
         acts: &Acts<'_>,
         act_rows: Range<usize>,
         tiles: Range<usize>,
-        out: *mut f32,
-        stride: usize,
+        out: Dest,
         then: *const u8,
     ) {
         assert!(expert < self.experts() && tiles.end <= self.tiles());
@@ -364,7 +363,7 @@ impl Matrix {
         // SAFETY: shapes were checked above, a table of kernels is handed out only where its tier
         // is available, and the rest is the caller's word.
         unsafe {
-            let job = Job { matrix: self, expert, acts, act_rows, tiles, out, stride, then };
+            let job = Job { matrix: self, expert, acts, act_rows, tiles, out, then };
             (kernels.multiply)(&job);
         }
     }

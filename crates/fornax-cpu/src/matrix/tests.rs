@@ -6,7 +6,7 @@ use std::sync::Arc;
 use fornax_gguf::{Mapping, TensorType, blocks};
 use fornax_plan::{WeightRef, q8};
 
-use super::{Acts, Matrix, Q8Rows, TILE};
+use super::{Acts, Dest, Matrix, Q8Rows, TILE};
 use crate::isa::Isa;
 
 pub(super) const TILED: &[TensorType] = &[
@@ -113,6 +113,18 @@ pub(super) fn rows_of(count: usize, cols: usize, dice: &mut Dice) -> Vec<f32> {
 
 /// What a caller does: quantise where the matrix wants it, then multiply everything at once.
 pub(super) fn product(matrix: &Matrix, isa: Isa, expert: usize, x: &[f32]) -> Vec<f32> {
+    product_with(matrix, isa, expert, x, [None, None])
+}
+
+/// The same with a bias and with a number for every output added to it.
+fn product_with(
+    matrix: &Matrix,
+    isa: Isa,
+    expert: usize,
+    x: &[f32],
+    [bias, plus]: [Option<&[f32]>; 2],
+) -> Vec<f32> {
+    let at = |of: Option<&[f32]>| of.map_or(std::ptr::null(), <[f32]>::as_ptr);
     let cols = matrix.cols();
     let count = x.len() / cols;
     let rows = Q8Rows::new(count, cols).unwrap();
@@ -127,7 +139,7 @@ pub(super) fn product(matrix: &Matrix, isa: Isa, expert: usize, x: &[f32]) -> Ve
     } else {
         Acts::F32 { x, cols }
     };
-    let (tiles, at) = (0..matrix.tiles(), out.as_mut_ptr());
+    let (tiles, to) = (0..matrix.tiles(), out.as_mut_ptr());
     // SAFETY: `out` has a place for every output.
     unsafe {
         matrix.multiply(
@@ -136,8 +148,7 @@ pub(super) fn product(matrix: &Matrix, isa: Isa, expert: usize, x: &[f32]) -> Ve
             &acts,
             0..count,
             tiles,
-            at,
-            matrix.rows(),
+            Dest { at: to, stride: matrix.rows(), bias: at(bias), plus: at(plus) },
             std::ptr::null(),
         )
     };
@@ -263,14 +274,36 @@ fn every_tier_gives_the_bits_of_the_scalar_tier() {
 fn many_rows_give_the_bits_of_few() {
     let dice = &mut Dice(29);
     for &ty in TILED.iter().filter(|ty| ty.block_len() > 1) {
-        let (rows, cols) = (35, if ty.block_len() == 32 { 544 } else { 768 });
+        let (rows, cols) = (35, if ty.block_len() == 32 { 704 } else { 768 });
         let matrix = Matrix::alone(&weight(ty, 1, rows, cols, dice), 1).unwrap();
-        for count in [32, 45, 139] {
+        for count in [32, 45, 300] {
             let x = rows_of(count, cols as usize, dice);
             let want = bits(&product(&matrix, Isa::Scalar, 0, &x));
             for isa in Isa::available() {
                 let have = bits(&product(&matrix, isa, 0, &x));
                 assert!(have == want, "{ty} times {count} rows on {isa}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_added_comes_after_the_product_in_its_order() {
+    let dice = &mut Dice(19);
+    // A type that is read where it lies in the file, too.
+    for &ty in TILED.iter().chain(&[TensorType::TQ1_0]) {
+        let cols = ty.block_len().max(32);
+        let matrix = Matrix::alone(&weight(ty, 1, 39, cols as u32, dice), 1).unwrap();
+        for count in [1, 5, 40] {
+            let x = rows_of(count, cols, dice);
+            let bias: Vec<f32> = (0..39).map(|_| dice.unit()).collect();
+            let plus: Vec<f32> = (0..39 * count).map(|_| dice.unit()).collect();
+            for isa in Isa::available() {
+                let plain = product(&matrix, isa, 0, &x);
+                let all = plain.iter().zip(&plus).enumerate();
+                let want: Vec<f32> = all.map(|(ix, (y, p))| y + bias[ix % 39] + p).collect();
+                let have = product_with(&matrix, isa, 0, &x, [Some(&bias), Some(&plus)]);
+                assert_eq!(bits(&have), bits(&want), "{ty} times {count} rows on {isa}");
             }
         }
     }
@@ -314,8 +347,7 @@ fn rows_and_tiles_may_be_cut_anywhere() {
                             &acts,
                             part.clone(),
                             tiles,
-                            at,
-                            70,
+                            Dest::plain(at, 70),
                             std::ptr::null(),
                         );
                     }
@@ -349,8 +381,7 @@ fn only_the_outputs_asked_for_are_written() {
                     &acts,
                     0..1,
                     1..3,
-                    out.as_mut_ptr(),
-                    39,
+                    Dest::plain(out.as_mut_ptr(), 39),
                     std::ptr::null(),
                 )
             };

@@ -11,6 +11,7 @@
 
 #![allow(clippy::needless_range_loop, reason = "registers are indexed in step, by constants")]
 
+mod merge;
 mod parts;
 #[cfg_attr(not(target_arch = "x86_64"), path = "attend/no_room.rs")]
 mod room;
@@ -22,7 +23,8 @@ pub(in crate::ops) mod tiles;
 use super::cells::{AsF16, AsF32, AsQ8, Cell, Elements};
 use super::lanes::Lanes;
 use super::math;
-use crate::matrix::{lines, prefetch};
+use crate::matrix::{Floats, lines, prefetch, prefetch_to_write};
+use merge::{exponentials, finish, merge};
 pub(super) use parts::{attend_merge, attend_part};
 pub(crate) use parts::{part_len, splits};
 pub(crate) use room::TileScratch;
@@ -83,16 +85,16 @@ pub(crate) struct Attend<'a> {
 #[derive(Debug)]
 pub(crate) struct Scratch {
     /// `[query][SPLIT]`: scores, then their exponentials.
-    scores: Vec<f32>,
+    scores: Floats,
     /// `[query][v_stride]`: one split's weighted sum of values.
-    part: Vec<f32>,
+    part: Floats,
     /// `[query][v_stride]`: the same, merged.
-    sum: Vec<f32>,
+    sum: Floats,
     /// The largest score so far and the sum of exponentials below it.
     max: [f32; VECTORED],
     total: [f32; VECTORED],
     /// The same times the scales of values (8-bit cells), of two neighbouring scales.
-    weighed: [Vec<f32>; 2],
+    weighed: [Floats; 2],
     /// Addresses of the queries.
     q: [*const f32; QUERIES],
     /// Addresses of one split's blocks.
@@ -106,12 +108,12 @@ impl Scratch {
     /// Room for value heads of `v_stride` elements.
     pub(crate) fn new(v_stride: usize) -> Scratch {
         Scratch {
-            scores: vec![0.0; QUERIES * SPLIT],
-            part: vec![0.0; QUERIES * v_stride],
-            sum: vec![0.0; QUERIES * v_stride],
+            scores: Floats::zeroed(QUERIES * SPLIT),
+            part: Floats::zeroed(QUERIES * v_stride),
+            sum: Floats::zeroed(QUERIES * v_stride),
             max: [0.0; VECTORED],
             total: [0.0; VECTORED],
-            weighed: [vec![0.0; QUERIES * SPLIT], vec![0.0; QUERIES * SPLIT]],
+            weighed: [Floats::zeroed(QUERIES * SPLIT), Floats::zeroed(QUERIES * SPLIT)],
             q: [std::ptr::null(); QUERIES],
             blocks: [(std::ptr::null(), std::ptr::null()); SPLIT / BLOCK],
         }
@@ -147,6 +149,10 @@ pub(super) unsafe fn attend<L: Lanes>(a: &Attend<'_>, s: &mut Scratch) {
 unsafe fn run<L: Lanes, E: Elements>(a: &Attend<'_>, s: &mut Scratch) {
     let queries = a.rows * a.heads;
     s.clear(queries, a.v_stride);
+    for m in 0..queries {
+        let out = a.out.wrapping_add(m / a.heads * a.out_stride + m % a.heads * a.v_width);
+        (0..a.v_width).step_by(16).for_each(|i| prefetch_to_write(out.wrapping_add(i)));
+    }
     let end = a.pos + a.rows;
     let mut start = (a.pos + 1).saturating_sub(a.window);
     while start < end {
@@ -224,7 +230,7 @@ unsafe fn one_split<L: Lanes, E: Elements>(
                 p.fill(0.0);
             }
         }
-        values::<L, E>(a, s, keys, queries, behind);
+        values::<L, E>(a, s, base, keys, behind);
     }
     all
 }
@@ -395,11 +401,11 @@ unsafe fn softmax<L: Lanes>(
 unsafe fn values<L: Lanes, E: Elements>(
     a: &Attend<'_>,
     s: &mut Scratch,
+    base: usize,
     keys: std::ops::Range<usize>,
-    queries: usize,
     behind: *const u8,
 ) {
-    let vectors = a.v_stride / 16;
+    let (vectors, queries) = (a.v_stride / 16, a.rows * a.heads);
     let mut w = 0;
     // SAFETY: the caller's word.
     unsafe {
@@ -416,7 +422,11 @@ unsafe fn values<L: Lanes, E: Elements>(
                 let left = queries - m;
                 let keys = keys.clone();
                 m += if L::REGISTERS >= 16 && wide == 4 {
-                    match fair(left, 6) {
+                    let n = fair(left, 6);
+                    // Those that the last of these queries sees; the others weigh nothing.
+                    let seen = a.pos + (m + n - 1) / a.heads + 1;
+                    let keys = keys.start..seen.saturating_sub(base).clamp(keys.start, keys.end);
+                    match n {
                         6 => values_some::<L, E, 6, 4>(a, s, keys, m, w, behind),
                         5 => values_some::<L, E, 5, 4>(a, s, keys, m, w, behind),
                         4 => values_some::<L, E, 4, 4>(a, s, keys, m, w, behind),
@@ -493,6 +503,7 @@ unsafe fn values_some<L: Lanes, E: Elements, const M: usize, const W: usize>(
     w: usize,
     behind: *const u8,
 ) -> usize {
+    let ask = a.rows * a.heads <= FEW;
     // SAFETY: the caller's word.
     unsafe {
         // The weights of every pair of vectors.
@@ -508,7 +519,7 @@ unsafe fn values_some<L: Lanes, E: Elements, const M: usize, const W: usize>(
             let next = if to < keys.end { s.blocks[b + 1].1 } else { behind };
             for t in from..to {
                 let row = t % BLOCK * a.v_stride + w * 16;
-                if M <= FEW {
+                if M <= FEW && ask {
                     lines(next.wrapping_add(row * E::BYTES), W * 16 * E::BYTES);
                 }
                 let mut v = [L::splat(0.0); W];
@@ -535,64 +546,4 @@ unsafe fn values_some<L: Lanes, E: Elements, const M: usize, const W: usize>(
         }
     }
     M
-}
-
-/// What remains of what came before, whose largest score is `old`, and of a split whose largest is `new`, below the
-/// larger of both; NaN where both are −∞.
-#[inline(always)]
-unsafe fn exponentials<L: Lanes>(old: L, new: L) -> [L; 2] {
-    // SAFETY: the caller's word.
-    unsafe {
-        let largest = old.max(new);
-        [math::exp(old.sub(largest)), math::exp(new.sub(largest))]
-    }
-}
-
-/// Adds one split of a query, its largest score and its sum of exponentials, to what came before it; the weights are
-/// those of [`exponentials`].
-#[inline(always)]
-unsafe fn merge<L: Lanes>(
-    s: &mut Scratch,
-    m: usize,
-    width: usize,
-    part: *const f32,
-    (max, total): (f32, f32),
-    [old, new]: [f32; 2],
-) {
-    let sum = s.sum[m * width..][..width].as_mut_ptr();
-    s.max[m] = if s.max[m] > max { s.max[m] } else { max };
-    s.total[m] = s.total[m] * old + total * new;
-    // SAFETY: the caller's word; `width` is a multiple of sixteen.
-    unsafe {
-        for i in (0..width).step_by(16) {
-            let before = L::load(sum.add(i)).mul(L::splat(old));
-            before.add(L::load(part.add(i)).mul(L::splat(new))).store(sum.add(i));
-        }
-    }
-}
-
-/// Adds the sink, divides, and writes the head out.
-#[inline(always)]
-unsafe fn finish<L: Lanes>(a: &Attend<'_>, s: &mut Scratch, m: usize) {
-    let (row, head) = (m / a.heads, m % a.heads);
-    let (mut factor, mut total) = (1.0, s.total[m]);
-    // SAFETY: the caller's word.
-    unsafe {
-        if let Some(&sink) = a.sinks.get(head) {
-            let largest = if s.max[m] > sink { s.max[m] } else { sink };
-            factor = math::exp_one::<L>(s.max[m] - largest);
-            total = total * factor + math::exp_one::<L>(sink - largest);
-        }
-        let sum = s.sum[m * a.v_stride..][..a.v_stride].as_ptr();
-        let out = a.out.add(row * a.out_stride + head * a.v_width);
-        let by = L::splat(factor / total);
-        let mut i = 0;
-        while i + 16 <= a.v_width {
-            L::load(sum.add(i)).mul(by).store(out.add(i));
-            i += 16;
-        }
-        if i < a.v_width {
-            L::load(sum.add(i)).mul(by).store_part(out.add(i), a.v_width - i);
-        }
-    }
 }
