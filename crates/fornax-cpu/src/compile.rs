@@ -107,6 +107,8 @@ pub(crate) struct Tiles {
     /// Part and tiles of it.
     pub(crate) pieces: Vec<(usize, Range<usize>)>,
     pub(crate) q8: bool,
+    /// Some of them take f32.
+    pub(crate) floats: bool,
     /// The stage before has made the 8-bit form of `x`.
     pub(crate) ready: bool,
     /// Makes the 8-bit form of its output for the stage after.
@@ -126,8 +128,6 @@ pub(crate) struct Coarse {
     pub(crate) ready: bool,
     /// Makes the coarse form of its output for the stage after, and nothing else.
     pub(crate) makes: bool,
-    /// All that the chain makes is the input, which nobody else reads: its f32 need not be kept.
-    pub(crate) alone: bool,
 }
 
 impl Tiles {
@@ -173,6 +173,8 @@ pub(crate) struct Look {
     pub(crate) out: Rows,
     /// Makes the 8-bit form of its output for the stage after.
     pub(crate) makes: bool,
+    /// Whether somebody takes its output who does not take that form.
+    pub(crate) keeps: bool,
     /// Not that of rows of long prompts, which the stage after makes into coarse ones.
     pub(crate) coarse: bool,
 }
@@ -220,6 +222,8 @@ pub(crate) struct Stage {
     pub(crate) bytes: u64,
     pub(crate) space: RowSpace,
     pub(crate) chain: Vec<RowOp>,
+    /// The slot of the product's input, where nobody else takes that: its f32 need not be kept.
+    pub(crate) alone: Option<usize>,
     pub(crate) wide: Wide,
 }
 
@@ -257,6 +261,7 @@ impl Compiler<'_> {
             made.extend(op.outputs().iter());
             chain.push(self.row_op(op, &made));
         }
+        let mut alone = None;
         let wide = match group.wide.first().map(|o| &plan.ops[*o]) {
             None => Wide::None,
             Some(Op::MoeMlp { .. }) => self.moe(&plan.ops[group.wide[0]], &made),
@@ -265,14 +270,8 @@ impl Compiler<'_> {
                 self.heads(group)
             }
             Some(op) => {
-                let mut tiles = self.tiles(op, &made);
-                let normed = |op: &usize| match plan.ops[*op] {
-                    Op::RmsNorm { out, .. } => plan.uses(out) == 1,
-                    _ => false,
-                };
-                if let (Some(coarse), [op]) = (&mut tiles.coarse, &group.chain[..]) {
-                    coarse.alone = group.route.is_none() && tiles.x.slot.is_some() && normed(op);
-                }
+                let tiles = self.tiles(op, &made);
+                alone = tiles.x.slot.filter(|slot| plan.uses(made[*slot]) == 1);
                 Wide::Tiles(tiles)
             }
         };
@@ -284,6 +283,7 @@ impl Compiler<'_> {
             bytes: ops().map(|op| plan.op_bytes_per_token(op)).sum(),
             space: rows_of.map_or(RowSpace::Tokens, |op| space(plan, op)),
             chain,
+            alone,
             wide,
         }
     }
@@ -377,6 +377,7 @@ impl Compiler<'_> {
         };
         let all = || parts.iter().map(|p| &*p.affine.matrix).chain(up);
         let q8 = all().any(Matrix::takes_q8);
+        let floats = !all().all(Matrix::takes_q8);
         let total: usize = parts.iter().map(|p| p.affine.matrix.tiles()).sum();
         let mut pieces = Vec::new();
         for (ix, p) in parts.iter().enumerate() {
@@ -401,7 +402,7 @@ impl Compiler<'_> {
         let coarse = all.then(|| Coarse { pieces: coarse_pieces(&parts), ..Coarse::default() });
         let x = self.wire(x, made);
         let keeps = op.outputs().iter().any(|v| self.plan.uses(v) > 1);
-        Tiles { x, parts, finish, pieces, q8, ready: false, makes: false, keeps, coarse }
+        Tiles { x, parts, finish, pieces, q8, floats, ready: false, makes: false, keeps, coarse }
     }
 
     fn heads(&mut self, group: &Group) -> Wide {
@@ -438,6 +439,7 @@ impl Compiler<'_> {
                         sinks: sinks.map(|w| self.vector(w)),
                         out: self.rows(out),
                         makes: false,
+                        keeps: self.plan.uses(out) > 1,
                         coarse: false,
                     });
                 }
@@ -499,7 +501,7 @@ pub(crate) fn hand_over(plan: &Plan, stages: &mut [Stage]) {
         match &mut maker.wide {
             Wide::Tiles(t) if matches!(t.finish, Finish::Gate { .. }) && is_x(t.parts[0].out) => {
                 (t.makes, tiles.ready) = (true, true);
-                t.keeps |= !tiles.parts.iter().all(|p| p.affine.matrix.takes_q8());
+                t.keeps |= tiles.floats;
                 if let (Some(maker), Some(taker)) = (&mut t.coarse, &mut tiles.coarse) {
                     (maker.makes, taker.ready) = (true, true);
                 }
@@ -508,6 +510,7 @@ pub(crate) fn hand_over(plan: &Plan, stages: &mut [Stage]) {
                 if is_x(look.out) && plan.kv[look.kv.group as usize].v_width.is_multiple_of(32) =>
             {
                 (look.makes, tiles.ready) = (true, true);
+                look.keeps |= tiles.floats || tiles.coarse.is_some();
                 look.coarse = tiles.coarse.is_some();
             }
             _ => {}

@@ -3,7 +3,7 @@
 
 use fornax_plan::Span;
 
-use crate::compile::{Look, Rotate, Wide, Write};
+use crate::compile::{Look, Rotate, Rows, Wide, Write};
 use crate::matrix::{lines, prefetch, prefetch_to_write};
 use crate::ops::{Attend, BLOCK, LongAttend, QUERIES, TILE_QUERIES, fits, part_len, splits};
 use crate::pool::{Poisoned, Team};
@@ -117,9 +117,9 @@ impl Machine {
                 let Some((span, rows)) = block_of(tall(), long_step, block) else { return };
                 self.call(look, span, rows.clone(), item % heads, 0..share, round, |call| {
                     // SAFETY: as for every look, and the shape was asked about.
-                    unsafe { attend(call, &mut worker.tiles) }
+                    unsafe { attend(&call, &mut worker.tiles) }
                 });
-                self.make(look, span, rows, item % heads, 0..share, round);
+                self.make(look, span, rows, item % heads, 0..share, None, round);
                 return;
             }
             let item = item - tall_blocks * heads;
@@ -224,7 +224,7 @@ impl Machine {
                     // SAFETY: as for a whole call; these parts are this thread's alone.
                     unsafe {
                         let scratch = &mut worker.scratch;
-                        (self.ops.attend_part)(call, scratch, all.start + split, to, stride);
+                        (self.ops.attend_part)(&call, scratch, all.start + split, to, stride);
                     }
                 });
             }
@@ -236,14 +236,15 @@ impl Machine {
             self.call(l, span, 0..1, head, 0..share, round, |call| {
                 let from = parts(row, head).cast_const();
                 // SAFETY: all parts were complete before the barrier.
-                unsafe { (self.ops.attend_merge)(call, &mut worker.scratch, from, stride) }
+                unsafe { (self.ops.attend_merge)(&call, &mut worker.scratch, from, stride) }
             });
-            self.make(l, span, 0..1, head, 0..share, round);
+            self.make(l, span, 0..1, head, 0..share, None, round);
         });
         Ok(())
     }
 
-    /// Attention of some rows of a span for some query heads of a key head.
+    /// Attention of some rows of a span for some query heads of a key head. Where the next stage takes the 8-bit form
+    /// and nobody the f32, that stays with the thread.
     #[expect(clippy::too_many_arguments, reason = "the coordinates of one item")]
     fn look(
         &self,
@@ -255,17 +256,25 @@ impl Machine {
         round: &Round<'_>,
         worker: &mut Worker,
     ) {
-        self.call(l, span, rows.clone(), head, of_group.clone(), round, |call| {
+        let Worker { heads, scratch, .. } = worker;
+        let width = of_group.len() * self.cache.pool(l.kv.group as usize).run.v_width;
+        let own = (l.makes && !l.keeps).then_some(Rows { at: heads.as_mut_ptr(), width });
+        self.call(l, span, rows.clone(), head, of_group.clone(), round, |mut call| {
+            if let Some(own) = own {
+                debug_assert!(rows.len() * width <= heads.len());
+                (call.out, call.out_stride) = (own.at, own.width);
+            }
             // SAFETY: the tier was checked when the machine was made; keys up to these rows were
             // written before the last barrier or by this thread; these heads of `out` are this
             // thread's alone.
-            unsafe { (self.ops.attend)(call, &mut worker.scratch) }
+            unsafe { (self.ops.attend)(&call, scratch) }
         });
-        self.make(l, span, rows, head, of_group, round);
+        self.make(l, span, rows, head, of_group, own, round);
     }
 
     /// The 8-bit form of what some query heads of a key head have just written, where the next
-    /// stage takes it.
+    /// stage takes it; `own` is where that is if not among all heads.
+    #[expect(clippy::too_many_arguments, reason = "the coordinates of one item")]
     fn make(
         &self,
         l: &Look,
@@ -273,6 +282,7 @@ impl Machine {
         rows: std::ops::Range<usize>,
         head: usize,
         of_group: std::ops::Range<usize>,
+        own: Option<Rows>,
         round: &Round<'_>,
     ) {
         if !l.makes {
@@ -282,14 +292,21 @@ impl Machine {
         let first = (head * (l.heads / run.heads) + of_group.start) * run.v_width;
         let len = of_group.len() * run.v_width;
         let view = self.made.shaped(round.batch.rows.len(), l.out.width);
-        let rows = rows.start + span.start as usize..rows.end + span.start as usize;
+        let start = span.start as usize;
         for row in rows.clone() {
-            view.ask(row, first / 32..(first + len) / 32);
+            view.ask(start + row, first / 32..(first + len) / 32);
         }
-        for row in rows.filter(|row| !(l.coarse && round.cuts.is_long(*row))) {
+        for (ix, row) in rows.map(|row| start + row).enumerate() {
+            if l.coarse && round.cuts.is_long(row) {
+                continue;
+            }
+            let from = match own {
+                Some(own) => own.ptr(ix),
+                None => l.out.ptr(row).wrapping_add(first),
+            };
             // SAFETY: these heads of this row are this thread's alone until the barrier.
             unsafe {
-                let part = std::slice::from_raw_parts(l.out.ptr(row).add(first), len);
+                let part = std::slice::from_raw_parts(from, len);
                 view.fill_part(self.kernels, row, part, first / 32);
             }
         }
@@ -305,7 +322,7 @@ impl Machine {
         head: usize,
         of_group: std::ops::Range<usize>,
         round: &Round<'_>,
-        go: impl FnOnce(&Attend<'_>),
+        go: impl FnOnce(Attend<'_>),
     ) {
         let pool = self.cache.pool(l.kv.group as usize);
         let run = pool.run;
@@ -336,7 +353,7 @@ impl Machine {
             cell: run.cell,
             block: &block,
         };
-        go(&call);
+        go(call);
     }
 }
 

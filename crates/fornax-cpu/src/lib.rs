@@ -24,6 +24,7 @@ mod memory;
 mod moe;
 mod ops;
 mod pool;
+mod product;
 mod program;
 mod prompt;
 mod run;

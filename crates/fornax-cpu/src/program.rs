@@ -15,7 +15,7 @@ use crate::kv::Cache;
 use crate::matrix::coarse::{CoarseRows, ROWS};
 use crate::matrix::{Floats, GROUP, Memory, Q8Rows, TILE};
 use crate::moe::Order;
-use crate::ops::{BLOCK, SPLIT, Scratch, TileScratch, VectorOps, part_len};
+use crate::ops::{BLOCK, QUERIES, SPLIT, Scratch, TileScratch, VectorOps, part_len};
 use crate::pool::Pool;
 use crate::prompt::{COLUMNS, Cuts, Prompt};
 use crate::run::{Machine, Parts, ROW_BLOCK, Round, Slot, Times, Worker};
@@ -348,6 +348,7 @@ fn worker(
         q8: Q8Rows::new(1, columns)?,
         pair: [Floats::zeroed(room), Floats::zeroed(room)],
         coarse: [Floats::zeroed(coarse), Floats::zeroed(coarse)],
+        heads: Floats::zeroed(QUERIES * values.unwrap_or(16)),
         scratch: Scratch::new(values.unwrap_or(16)),
         q8_pairs: Q8Rows::new(mix.top_k.max(1), mix.ff.max(32))?,
         order: Order::with_capacity(pairs, mix.experts),

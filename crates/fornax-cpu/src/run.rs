@@ -8,11 +8,11 @@
 use std::time::Instant;
 
 use fornax_gguf::blocks;
-use fornax_plan::{Activation, Batch, RowSpace, SeqStep};
+use fornax_plan::{Batch, RowSpace, SeqStep};
 
-use crate::compile::{Affine, Conv, Finish, Part, RowOp, Rows, Stage, Table, Tiles, Wide, Wire};
+use crate::compile::{Conv, RowOp, Rows, Stage, Table, Tiles, Wide, Wire};
 use crate::kv::Cache;
-use crate::matrix::{Acts, Dest, Floats, GROUP, Kernels, Memory, Q8Rows, Q8View, TILE, prefetch};
+use crate::matrix::{Floats, GROUP, Kernels, Memory, Q8Rows, Q8View, prefetch};
 use crate::moe::Order;
 use crate::ops::{Scratch, TileScratch, VectorOps, rows};
 use crate::pool::{Poisoned, Team};
@@ -75,9 +75,18 @@ pub(crate) struct Worker {
     pub(crate) pair: [Floats; 2],
     /// A piece of a gated pair of coarse products, both of them.
     pub(crate) coarse: [Floats; 2],
+    /// The heads of one call of attention.
+    pub(crate) heads: Floats,
     pub(crate) tiles: TileScratch,
     pub(crate) scratch: Scratch,
     pub(crate) order: Order,
+}
+
+impl Worker {
+    /// All its slots.
+    fn own(&self) -> Slots {
+        Slots { at: self.slots.as_ptr().cast(), width: self.slot_width, only: None }
+    }
 }
 
 impl Slot {
@@ -96,9 +105,18 @@ pub(crate) struct Round<'a> {
     pub(crate) times: Times,
 }
 
-/// A thread's own slots for a single row, and the elements from one to the next; none for the
-/// thread that writes the shared buffers.
-pub(crate) type Private = Option<(*mut f32, usize)>;
+/// A thread's own slots for a row.
+#[derive(Clone, Copy)]
+pub(crate) struct Slots {
+    pub(crate) at: *mut f32,
+    /// Elements from one to the next.
+    pub(crate) width: usize,
+    /// The one that is used, where the others are shared.
+    pub(crate) only: Option<usize>,
+}
+
+/// Where a row's values go; none for the thread that writes the shared buffers.
+pub(crate) type Private = Option<Slots>;
 
 /// Where thread 0 adds the seconds of every stage; may be null.
 #[derive(Clone, Copy)]
@@ -182,8 +200,7 @@ impl Machine {
             return Ok(());
         }
         if let (1, Wide::Moe(moe)) = (rows, &stage.wide) {
-            let own = (worker.slots.as_ptr().cast::<f32>(), worker.slot_width);
-            let private = (team.ix > 0).then_some(own);
+            let private = (team.ix > 0).then_some(worker.own());
             // SAFETY: as above.
             unsafe { self.chain_row(ix, stage, 0, private, round) };
             return self.moe_alone(moe, team, worker, private);
@@ -197,10 +214,12 @@ impl Machine {
                 let prompt = self.prompt();
                 (prompt.kernels, prompt.acts.shaped(rows, t.x.rows.width))
             });
-            let own = (worker.slots.as_ptr().cast::<f32>(), worker.slot_width);
+            let own = Slots { only: stage.alone, ..worker.own() };
             team.share(rows, |row| {
                 let is_long = coarse.is_some() && round.cuts.is_long(row);
-                let private = coarse.filter(|c| is_long && c.alone).map(|_| own);
+                // Nobody takes the f32 of a row that is made into another form here.
+                let made = is_long || tiles.is_some_and(|t| !t.floats);
+                let private = (made && stage.alone.is_some()).then_some(own);
                 // SAFETY: this row is this thread's alone until the barrier, and so is its own memory.
                 unsafe {
                     self.chain_row(ix, stage, row, private, round);
@@ -212,7 +231,8 @@ impl Machine {
                             long.fill(kernels, row, x, 0);
                         }
                         (false, Some(view), _) => {
-                            let x = tiles.x.rows.row(row);
+                            let x = at(tiles.x, row, private).cast_const();
+                            let x = std::slice::from_raw_parts(x, tiles.x.rows.width);
                             view.fill(self.kernels, row, x, 0..view.blocks());
                         }
                         _ => {}
@@ -258,8 +278,7 @@ impl Machine {
         round: &Round<'_>,
         worker: &mut Worker,
     ) -> (*const f32, Option<Q8View>) {
-        let own = (worker.slots.as_ptr().cast::<f32>(), worker.slot_width);
-        let private = (!shared).then_some(own);
+        let private = (!shared).then_some(worker.own());
         // SAFETY: the caller's word.
         unsafe {
             self.chain_row(ix, stage, 0, private, round);
@@ -292,7 +311,8 @@ impl Machine {
     ) {
         // SAFETY: the caller's word; widths are those of the values.
         unsafe {
-            if ix == 0 && private.is_none() && self.angles.width > 0 {
+            let shared = private.is_none_or(|own| own.only.is_some());
+            if ix == 0 && shared && self.angles.width > 0 {
                 let mut out = self.angles.row_mut(row);
                 for table in &self.ropes {
                     let (head, rest) = out.split_at_mut(2 * table.inv_freq.len());
@@ -373,180 +393,6 @@ impl Machine {
         });
     }
 
-    /// A piece of a product for at most [`ROW_BLOCK`] of `rows` rows, with what follows it. These rows of its columns
-    /// are this thread's alone; the inputs were complete before the last barrier or are this thread's own. `then` is
-    /// what will be read next.
-    #[expect(clippy::too_many_arguments, reason = "the coordinates of one item")]
-    pub(crate) fn piece(
-        &self,
-        tiles: &Tiles,
-        piece: usize,
-        these: std::ops::Range<usize>,
-        rows: usize,
-        acts: (*const f32, Option<Q8View>),
-        then: *const u8,
-        worker: &mut Worker,
-    ) {
-        let (part, piece) = &tiles.pieces[piece];
-        let part = &tiles.parts[*part];
-        let columns = piece.start * TILE..(piece.end * TILE).min(part.affine.matrix.rows());
-        let width = part.out.width;
-        // SAFETY: as said above.
-        unsafe {
-            let x = (acts.0, tiles.x.rows.width, rows);
-            if let Finish::Gate { up, act } = &tiles.finish {
-                let affine = [&part.affine, up];
-                self.gated_pair(tiles, affine, *act, piece.clone(), these, x, acts.1, then, worker);
-                return;
-            }
-            let out = part.out.ptr(these.start);
-            let (r, p) = (these.clone(), piece.clone());
-            let mut to = Dest::plain(out, width);
-            if let Some(residual) = part.residual {
-                debug_assert_eq!(residual.width, width);
-                to.plus = residual.ptr(these.start);
-            }
-            self.product(&part.affine, 0, x, acts.1, r, p, to, then);
-            match &tiles.finish {
-                Finish::Plain | Finish::Gate { .. } => {}
-                Finish::Logits { scale, cap } => {
-                    if *scale != 1.0 || *cap != 0.0 {
-                        for i in 0..these.len() {
-                            let v = out.add(i * width + columns.start);
-                            (self.ops.scale_and_cap)(v, columns.len(), *scale, *cap);
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    /// A piece of a gated pair for some rows: both products in this thread's own memory, then the activation; its 8-bit
-    /// form where the next stage takes that, and f32 where anybody does.
-    ///
-    /// # Safety
-    /// As for [`Machine::product`].
-    #[expect(clippy::too_many_arguments, reason = "the coordinates of one item")]
-    unsafe fn gated_pair(
-        &self,
-        tiles: &Tiles,
-        affine: [&Affine; 2],
-        act: Activation,
-        piece: std::ops::Range<usize>,
-        these: std::ops::Range<usize>,
-        x: (*const f32, usize, usize),
-        view: Option<Q8View>,
-        then: *const u8,
-        worker: &mut Worker,
-    ) {
-        let to = tiles.parts[0].out;
-        let made = tiles.makes.then(|| self.made.shaped(x.2, to.width));
-        let columns = piece.start * TILE..(piece.end * TILE).min(affine[0].matrix.rows());
-        let stride = piece.len() * TILE;
-        let behind = [affine[1].matrix.start(0, piece.start), then];
-        // SAFETY: the caller's word; the thread's memory has as many rows and columns.
-        unsafe {
-            for ((affine, own), then) in affine.into_iter().zip(&mut worker.pair).zip(behind) {
-                let own = own.as_mut_ptr().wrapping_sub(columns.start);
-                let (r, p) = (these.clone(), piece.clone());
-                self.product(affine, 0, x, view, r, p, Dest::plain(own, stride), then);
-            }
-            let [gate, up] = &mut worker.pair;
-            for (i, row) in these.enumerate() {
-                if let Some(made) = made {
-                    made.ask(row + SOON_ROWS, columns.start / 32..columns.end.div_ceil(32));
-                }
-                let g = gate[i * stride..][..columns.len()].as_mut_ptr();
-                let u = up[i * stride..][..columns.len()].as_ptr();
-                let out = match made {
-                    Some(_) if !tiles.keeps => g,
-                    _ => to.ptr(row).add(columns.start),
-                };
-                (self.ops.gate)(g, u, out, columns.len(), act);
-                if let Some(made) = made {
-                    let part = std::slice::from_raw_parts(out, columns.len());
-                    made.fill_part(self.kernels, row, part, columns.start / 32);
-                }
-            }
-        }
-    }
-
-    /// `W·x + b` for some rows and tiles.
-    ///
-    /// # Safety
-    /// As `Matrix::multiply`; `x` is the address, width and number of the f32 rows, and `then` what
-    /// will be read next.
-    #[expect(clippy::too_many_arguments, reason = "one call of the innermost operation")]
-    pub(crate) unsafe fn product(
-        &self,
-        affine: &Affine,
-        expert: usize,
-        x: (*const f32, usize, usize),
-        view: Option<Q8View>,
-        rows: std::ops::Range<usize>,
-        tiles: std::ops::Range<usize>,
-        mut out: Dest,
-        then: *const u8,
-    ) {
-        let matrix = &affine.matrix;
-        if let Some(bias) = &affine.bias {
-            out.bias = bias[expert * matrix.rows()..][..matrix.rows()].as_ptr();
-        }
-        // SAFETY: the caller's word.
-        unsafe {
-            let acts = match view {
-                Some(view) if matrix.takes_q8() => Acts::Q8(view),
-                _ => {
-                    let (at, cols, rows) = x;
-                    Acts::F32 { x: std::slice::from_raw_parts(at, rows * cols), cols }
-                }
-            };
-            matrix.multiply(self.kernels, expert, &acts, rows, tiles, out, then);
-        }
-    }
-
-    /// `y += b` over some columns of `n` rows at `out`.
-    ///
-    /// # Safety
-    /// `out` reaches these columns of these rows, and nobody else touches them meanwhile.
-    pub(crate) unsafe fn add_bias(
-        &self,
-        affine: &Affine,
-        expert: usize,
-        n: usize,
-        columns: std::ops::Range<usize>,
-        out: *mut f32,
-        stride: usize,
-    ) {
-        let Some(bias) = &affine.bias else { return };
-        let bias = &bias[expert * affine.matrix.rows()..][columns.clone()];
-        for i in 0..n {
-            let y = out.wrapping_add(i * stride + columns.start);
-            // SAFETY: the caller's word.
-            unsafe { (self.ops.add)(y, bias.as_ptr(), bias.len()) };
-        }
-    }
-
-    /// `y += residual` over some rows and columns of a part.
-    ///
-    /// # Safety
-    /// Nobody else touches these columns of these rows meanwhile.
-    pub(crate) unsafe fn add_residual(
-        &self,
-        part: &Part,
-        these: std::ops::Range<usize>,
-        columns: std::ops::Range<usize>,
-    ) {
-        let Some(residual) = part.residual else { return };
-        for row in these {
-            // SAFETY: the caller's word; both have these columns.
-            unsafe {
-                let y = part.out.ptr(row).add(columns.start);
-                (self.ops.add)(y, residual.ptr(row).add(columns.start), columns.len());
-            }
-        }
-    }
-
     /// Convolution: channels are independent, rows of a sequence follow each other.
     fn conv(&self, c: &Conv, team: &Team<'_>, round: &Round<'_>) {
         let width = c.out.width;
@@ -571,7 +417,9 @@ impl Machine {
 /// Where a value's row is: in the thread's own slot or in the shared buffer.
 pub(crate) fn at(wire: Wire, row: usize, private: Private) -> *mut f32 {
     match (wire.slot, private) {
-        (Some(slot), Some((base, width))) => base.wrapping_add(slot * width),
+        (Some(slot), Some(own)) if own.only.is_none_or(|only| only == slot) => {
+            own.at.wrapping_add(slot * own.width)
+        }
         _ => wire.rows.ptr(row),
     }
 }

@@ -23,7 +23,7 @@ pub(in crate::ops) mod tiles;
 use super::cells::{AsF16, AsF32, AsQ8, Cell, Elements};
 use super::lanes::Lanes;
 use super::math;
-use crate::matrix::{Floats, lines, prefetch, prefetch_to_write};
+use crate::matrix::{Floats, lines, prefetch};
 use merge::{exponentials, finish, merge};
 pub(super) use parts::{attend_merge, attend_part};
 pub(crate) use parts::{part_len, splits};
@@ -149,10 +149,6 @@ pub(super) unsafe fn attend<L: Lanes>(a: &Attend<'_>, s: &mut Scratch) {
 unsafe fn run<L: Lanes, E: Elements>(a: &Attend<'_>, s: &mut Scratch) {
     let queries = a.rows * a.heads;
     s.clear(queries, a.v_stride);
-    for m in 0..queries {
-        let out = a.out.wrapping_add(m / a.heads * a.out_stride + m % a.heads * a.v_width);
-        (0..a.v_width).step_by(16).for_each(|i| prefetch_to_write(out.wrapping_add(i)));
-    }
     let end = a.pos + a.rows;
     let mut start = (a.pos + 1).saturating_sub(a.window);
     while start < end {
