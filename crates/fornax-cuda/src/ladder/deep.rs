@@ -220,3 +220,13 @@ fn many_keys_of_halves_are_weighed_as_exactly_as_few() {
 fn many_keys_of_8_bit_blocks_are_weighed_as_exactly_as_few() {
     every_length(TensorType::Q8_0, [64, 128]);
 }
+
+/// A warp looks its tiles' blocks up by sixteens.
+#[test]
+fn more_tiles_than_are_looked_up_at_once_are_weighed_alike() {
+    for ty in [TensorType::F16, TensorType::Q8_0] {
+        let shape = (64, 2);
+        let off = apart(&Probe::new(ty, shape), ty, shape, (16_600, 0), 1.0);
+        assert!(off < 3e-6, "{ty}: {off:e}");
+    }
+}
