@@ -117,6 +117,8 @@ struct Filler {
     template <class W, u32 NB>
     __device__ bool fill(u32 rows, u32 most, u32 under_way = UNDER_WAY) {
         static const u32 U = (NB + 31) / 32;
+        // Fewer than there are slots: a phase that is looked for must not be two behind.
+        under_way = min(under_way, SLOTS - 1);
 #pragma unroll 1
         for (u32 left = rows; left > 0;) {
             u32 m = min(left, most), bytes = m * W::SLOT;

@@ -504,5 +504,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(8, 1, 
     cluster_barrier();
 }
 
-// What the host asks for: bytes of a block's shared memory and of the board, threads of a block.
-extern "C" __device__ u32 tape_sizes[3] = {TAPE_SHARED, BOARD_BYTES, THREADS};
+// What the host asks for: bytes of a block's shared memory and of the board, threads of a block, slots of its ring.
+extern "C" __device__ u32 tape_sizes[4] = {TAPE_SHARED, BOARD_BYTES, THREADS, SLOTS};

@@ -30,6 +30,8 @@ const WARPS: u32 = 8;
 const SMALL: u32 = 800;
 /// Shared memory that the kernel declares itself.
 const DECLARED: u32 = 512;
+/// Pieces of weights that shared memory must hold: as many as a product waits for together, and one.
+const SLOTS_LEAST: u32 = 5;
 /// Bytes that are left free beside the tapes, for what is allocated later.
 const LEFT: u64 = 256 << 20;
 
@@ -88,10 +90,10 @@ impl Tape {
                 return Ok(Err(format!("{} key/value heads on {clusters} clusters", g.kv_heads)));
             }
             let module = compiled(p, fit, &pace)?;
-            let [shared, board, threads] = module.variable("tape_sizes")?;
+            let [shared, board, threads, slots] = module.variable("tape_sizes")?;
             let sizes = Sizes { shared, board, threads };
-            if shared > gpu.shared_max - DECLARED {
-                return Ok(Err(format!("{shared} bytes of shared memory for a block")));
+            if let Some(why) = no_room((shared, slots), gpu.shared_max - DECLARED) {
+                return Ok(Err(why));
             }
             let function = module.function("tape_decode")?;
             function.allow_shared(shared)?;
@@ -187,6 +189,16 @@ impl Tape {
 fn pace(g: &Geometry, clusters: u32) -> Pace {
     let groups = if g.unit_max() < SMALL { 4 } else { 2 };
     Pace { clusters, warps: WARPS, groups }
+}
+
+/// Why a block's shared memory is too little for what it keeps there, and pieces of weights.
+fn no_room((shared, slots): (u32, u32), limit: u32) -> Option<String> {
+    if shared > limit {
+        return Some(format!("{shared} bytes of shared memory for a block, and {limit} are there"));
+    }
+    (slots < SLOTS_LEAST).then(|| {
+        format!("shared memory for {slots} pieces of weights, and {SLOTS_LEAST} are needed")
+    })
 }
 
 /// Why tapes of so many bytes are too much.
@@ -379,6 +391,14 @@ mod tests {
         assert_eq!(too_much(8 * gib, 9 * gib), None);
         let why = too_much(8 * gib, 8 * gib + (100 << 20)).unwrap();
         assert_eq!(why, "tapes take 8192 MiB, and 8292 are free, of which 256 are to stay so");
+    }
+
+    #[test]
+    fn shared_memory_has_to_hold_more_pieces_than_are_waited_for() {
+        assert_eq!(no_room((231_000, 5), 231_936), None);
+        let why = no_room((231_000, 4), 231_936).unwrap();
+        assert_eq!(why, "shared memory for 4 pieces of weights, and 5 are needed");
+        assert!(no_room((240_000, 9), 231_936).unwrap().starts_with("240000 bytes of shared"));
     }
 
     #[test]
