@@ -3,12 +3,12 @@
 
 use fornax_plan::Activation;
 
-use crate::compile::{Affine, Finish, Part, Tiles};
+use crate::compile::{Affine, Finish, Tiles};
 use crate::matrix::{Acts, Dest, Q8View, TILE};
 use crate::run::{Machine, SOON_ROWS, Worker};
 
 impl Machine {
-    /// A piece of a product for at most [`ROW_BLOCK`] of `rows` rows, with what follows it. These rows of its columns
+    /// A piece of a product for at most [`crate::run::ROW_BLOCK`] of `rows` rows, with what follows it. These rows of its columns
     /// are this thread's alone; the inputs were complete before the last barrier or are this thread's own. `then` is
     /// what will be read next.
     #[expect(clippy::too_many_arguments, reason = "the coordinates of one item")]
@@ -42,15 +42,12 @@ impl Machine {
                 to.plus = residual.ptr(these.start);
             }
             self.product(&part.affine, 0, x, acts.1, r, p, to, then);
-            match &tiles.finish {
-                Finish::Plain | Finish::Gate { .. } => {}
-                Finish::Logits { scale, cap } => {
-                    if *scale != 1.0 || *cap != 0.0 {
-                        for i in 0..these.len() {
-                            let v = out.add(i * width + columns.start);
-                            (self.ops.scale_and_cap)(v, columns.len(), *scale, *cap);
-                        }
-                    }
+            if let Finish::Logits { scale, cap } = tiles.finish
+                && (scale != 1.0 || cap != 0.0)
+            {
+                for i in 0..these.len() {
+                    let v = out.add(i * width + columns.start);
+                    (self.ops.scale_and_cap)(v, columns.len(), scale, cap);
                 }
             }
         }
@@ -137,48 +134,6 @@ impl Machine {
                 }
             };
             matrix.multiply(self.kernels, expert, &acts, rows, tiles, out, then);
-        }
-    }
-
-    /// `y += b` over some columns of `n` rows at `out`.
-    ///
-    /// # Safety
-    /// `out` reaches these columns of these rows, and nobody else touches them meanwhile.
-    pub(crate) unsafe fn add_bias(
-        &self,
-        affine: &Affine,
-        expert: usize,
-        n: usize,
-        columns: std::ops::Range<usize>,
-        out: *mut f32,
-        stride: usize,
-    ) {
-        let Some(bias) = &affine.bias else { return };
-        let bias = &bias[expert * affine.matrix.rows()..][columns.clone()];
-        for i in 0..n {
-            let y = out.wrapping_add(i * stride + columns.start);
-            // SAFETY: the caller's word.
-            unsafe { (self.ops.add)(y, bias.as_ptr(), bias.len()) };
-        }
-    }
-
-    /// `y += residual` over some rows and columns of a part.
-    ///
-    /// # Safety
-    /// Nobody else touches these columns of these rows meanwhile.
-    pub(crate) unsafe fn add_residual(
-        &self,
-        part: &Part,
-        these: std::ops::Range<usize>,
-        columns: std::ops::Range<usize>,
-    ) {
-        let Some(residual) = part.residual else { return };
-        for row in these {
-            // SAFETY: the caller's word; both have these columns.
-            unsafe {
-                let y = part.out.ptr(row).add(columns.start);
-                (self.ops.add)(y, residual.ptr(row).add(columns.start), columns.len());
-            }
         }
     }
 }

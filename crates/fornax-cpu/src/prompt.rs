@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use fornax_plan::{Activation, Batch, Span};
 
-use crate::compile::{Affine, COARSE_TILES, Coarse, Finish, Tiles};
+use crate::compile::{Affine, COARSE_TILES, Coarse, Finish, Part, Tiles};
 use crate::matrix::coarse::{CoarseKernels, CoarseRows, CoarseView, ROWS};
 use crate::matrix::{Q8View, TILE};
 use crate::ops::LongAttend;
@@ -222,7 +222,7 @@ impl Machine {
         // SAFETY: the caller's word.
         unsafe {
             matrix.multiply(self.prompt().kernels, acts, rows, tiles, out, stride);
-            self.add_bias(affine, 0, n, columns, out, stride);
+            self.add_bias(affine, n, columns, out, stride);
         }
     }
 
@@ -231,6 +231,42 @@ impl Machine {
         self.prompt
             .as_ref()
             .expect("invariant: stages have coarse parts only where it was asked for")
+    }
+
+    /// `y += b` over some columns of `n` rows at `out`.
+    ///
+    /// # Safety
+    /// `out` reaches these columns of these rows, and nobody else touches them meanwhile.
+    unsafe fn add_bias(
+        &self,
+        affine: &Affine,
+        n: usize,
+        columns: Range<usize>,
+        out: *mut f32,
+        stride: usize,
+    ) {
+        let Some(bias) = &affine.bias else { return };
+        let bias = &bias[columns.clone()];
+        for i in 0..n {
+            let y = out.wrapping_add(i * stride + columns.start);
+            // SAFETY: the caller's word.
+            unsafe { (self.ops.add)(y, bias.as_ptr(), bias.len()) };
+        }
+    }
+
+    /// `y += residual` over some rows and columns of a part.
+    ///
+    /// # Safety
+    /// Nobody else touches these columns of these rows meanwhile.
+    unsafe fn add_residual(&self, part: &Part, these: Range<usize>, columns: Range<usize>) {
+        let Some(residual) = part.residual else { return };
+        for row in these {
+            // SAFETY: the caller's word; both have these columns.
+            unsafe {
+                let y = part.out.ptr(row).add(columns.start);
+                (self.ops.add)(y, residual.ptr(row).add(columns.start), columns.len());
+            }
+        }
     }
 }
 

@@ -32,7 +32,7 @@ pub(super) struct ActBlock {
     pub(super) lift_first: i32,
 }
 
-/// Bytes of a row of `blocks` blocks.
+/// Bytes of so many blocks.
 pub(super) fn record_bytes(blocks: usize) -> usize {
     blocks * size_of::<ActBlock>()
 }
@@ -50,7 +50,7 @@ impl Q8Rows {
     /// `is_out_of_memory`.
     pub(crate) fn new(rows: usize, cols: usize) -> Result<Q8Rows> {
         let blocks = rows.next_multiple_of(GROUP) * cols.div_ceil(q8::BLOCK);
-        let memory = Memory::zeroed(blocks * size_of::<ActBlock>(), "8-bit activations")?;
+        let memory = Memory::zeroed(record_bytes(blocks), "8-bit activations")?;
         Ok(Q8Rows { memory })
     }
 
@@ -66,7 +66,7 @@ impl Q8Rows {
             blocks: cols.div_ceil(q8::BLOCK),
             group,
         };
-        let need = rows.next_multiple_of(group) * view.blocks * size_of::<ActBlock>();
+        let need = record_bytes(rows.next_multiple_of(group) * view.blocks);
         assert!(need <= self.memory.len(), "8-bit activations: {rows} x {cols} does not fit");
         view
     }

@@ -42,8 +42,7 @@ use fornax_gguf::{TensorType, blocks};
 use fornax_plan::{Error, Result, WeightRef, q8};
 
 pub(crate) use activations::{Acts, GROUP, Q8Rows, Q8View};
-pub(crate) use drive::Dest;
-pub(crate) use drive::Kernels;
+pub(crate) use drive::{Dest, Kernels};
 use drive::{Job, by_layout};
 use format::{Float, Format};
 pub(crate) use memory::{Arena, Floats, Memory, Share, give_back};

@@ -107,6 +107,17 @@ impl Lanes for Avx2 {
     }
 }
 
+/// One number of sixteen: each half with the other, in the order of [`Lanes::sum`].
+macro_rules! halves {
+    ($v:expr, $eight:ident, $four:ident) => {{
+        let high = _mm512_extractf64x4_pd::<1>(_mm512_castps_pd($v.0));
+        let a = $eight(_mm512_castps512_ps256($v.0), _mm256_castpd_ps(high));
+        let a = $four(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+        let a = $four(a, _mm_movehl_ps(a, a));
+        _mm_cvtss_f32($four(a, _mm_movehdup_ps(a)))
+    }};
+}
+
 // SAFETY of every function below: the trait's condition, which is what the intrinsics ask for.
 #[allow(clippy::undocumented_unsafe_blocks, reason = "one condition for all, said above")]
 impl Lanes for Avx512 {
@@ -154,23 +165,11 @@ impl Lanes for Avx512 {
     }
     #[inline(always)]
     unsafe fn sum(self) -> f32 {
-        unsafe {
-            let high = _mm512_extractf64x4_pd::<1>(_mm512_castps_pd(self.0));
-            let a = _mm256_add_ps(_mm512_castps512_ps256(self.0), _mm256_castpd_ps(high));
-            let a = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
-            let a = _mm_add_ps(a, _mm_movehl_ps(a, a));
-            _mm_cvtss_f32(_mm_add_ss(a, _mm_movehdup_ps(a)))
-        }
+        unsafe { halves!(self, _mm256_add_ps, _mm_add_ps) }
     }
     #[inline(always)]
     unsafe fn largest(self) -> f32 {
-        unsafe {
-            let high = _mm512_extractf64x4_pd::<1>(_mm512_castps_pd(self.0));
-            let a = _mm256_max_ps(_mm512_castps512_ps256(self.0), _mm256_castpd_ps(high));
-            let a = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
-            let a = _mm_max_ps(a, _mm_movehl_ps(a, a));
-            _mm_cvtss_f32(_mm_max_ss(a, _mm_movehdup_ps(a)))
-        }
+        unsafe { halves!(self, _mm256_max_ps, _mm_max_ps) }
     }
     #[inline(always)]
     unsafe fn exp2_biased(self) -> Avx512 {
