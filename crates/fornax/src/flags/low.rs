@@ -235,7 +235,7 @@ pub(crate) struct Bench {
     #[command(flatten)]
     pub(crate) model: ModelArg,
     /// Random weights in a known shape, made in memory: smollm2-135m, smollm2-360m, qwen3-0.6b,
-    /// qwen2.5-0.5b, llama-1b, llama-8b with q8_0, q4_k, q4_0, f16, bf16
+    /// qwen2.5-0.5b, gemma-3-270m, llama-1b, llama-8b with q8_0, q4_k, q4_0, q4_1, f16, bf16
     #[arg(long, value_name = "SHAPE:TYPE", conflicts_with = "model")]
     pub(crate) synthetic: Option<String>,
     /// Prompt tokens; 0 leaves the prompt part out
@@ -401,8 +401,8 @@ pub(crate) struct Quantize {
 
 #[derive(Debug, Args)]
 pub(crate) struct Synth {
-    /// smollm2-135m, smollm2-360m, qwen3-0.6b, qwen2.5-0.5b, llama-1b or llama-8b, then q8_0, q4_k,
-    /// q4_0, f16 or bf16
+    /// smollm2-135m, smollm2-360m, qwen3-0.6b, qwen2.5-0.5b, gemma-3-270m, llama-1b or llama-8b,
+    /// then q8_0, q4_k, q4_0, q4_1, f16 or bf16
     #[arg(value_name = "SHAPE:TYPE")]
     pub(crate) what: String,
     /// The GGUF file to write

@@ -19,8 +19,10 @@ use crate::convert;
 /// The same weights for everybody.
 const SEED: u64 = 0x666f_726e_6178;
 /// Matrix types that a synthetic model can have.
-const TYPES: &[TensorType] =
-    &[TensorType::Q8_0, TensorType::Q4_K, TensorType::Q4_0, TensorType::F16, TensorType::BF16];
+const TYPES: &[TensorType] = {
+    use TensorType::{BF16, F16, Q4_0, Q4_1, Q4_K, Q8_0};
+    &[Q8_0, Q4_K, Q4_0, Q4_1, F16, BF16]
+};
 
 /// A shape and the type of its matrices.
 #[derive(Clone, Copy, Debug)]
@@ -128,6 +130,9 @@ impl Synthetic {
         set("attention.layer_norm_rms_epsilon", s.norm_epsilon.into());
         set("rope.dimension_count", s.head_width.into());
         set("rope.freq_base", s.rope_base.into());
+        if let Some(window) = s.window {
+            set("attention.sliding_window", window.into());
+        }
         vocabulary::describe(&mut m, s.vocab, s.pre);
         m
     }
@@ -152,6 +157,10 @@ impl Synthetic {
                 all.push(norm(name("attn_k_norm"), s.head_width));
             }
             all.push(self.matrix(name("attn_output"), q, width));
+            if s.result_norms {
+                all.push(norm(name("post_attention_norm"), s.width));
+                all.push(norm(name("post_ffw_norm"), s.width));
+            }
             all.push(norm(name("ffn_norm"), s.width));
             all.push(self.matrix(name("ffn_gate"), width, ff));
             all.push(self.matrix(name("ffn_up"), width, ff));
@@ -201,6 +210,7 @@ fn stretch(shape: &Shape, factor: f32) -> Vec<f32> {
 
 #[cfg(test)]
 mod tests {
+    use fornax_engine::Model;
     use fornax_gguf::Gguf;
 
     use super::*;
@@ -221,6 +231,7 @@ mod tests {
             ("qwen3-0.6b:q8_0", 596.0),
             // Less the biases.
             ("qwen2.5-0.5b:q8_0", 494.0),
+            ("gemma-3-270m:q8_0", 268.1),
             ("llama-1b:q8_0", 1235.8),
             ("llama-8b:q8_0", 8030.3),
         ] {
@@ -241,6 +252,17 @@ mod tests {
         assert_eq!(ty("blk.3.attn_q.weight"), TensorType::Q5_0);
         assert_eq!(ty("blk.3.ffn_down.weight"), TensorType::Q4_K);
         assert_eq!(ty("token_embd.weight"), TensorType::Q8_0);
+    }
+
+    #[test]
+    fn gemma_looks_back_on_a_window_in_five_layers_of_six() {
+        let bytes = Synthetic::parse("gemma-3-270m:q4_k").unwrap().write(Vec::new()).unwrap();
+        let model = Model::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap();
+        let layers = |window| {
+            let group = model.plan().kv.iter().find(|g| g.window == window);
+            group.map_or(0, |g| g.layers.len())
+        };
+        assert_eq!((layers(Some(512)), layers(None)), (15, 3));
     }
 
     #[test]

@@ -20,6 +20,10 @@ pub(crate) struct Shape {
     pub(crate) tied: bool,
     /// Whether queries and keys are normed head by head.
     pub(crate) head_norms: bool,
+    /// Whether the results of attention and of the MLP are normed before they are added.
+    pub(crate) result_norms: bool,
+    /// Positions that windowed layers look back on; which layers these are is the family's.
+    pub(crate) window: Option<u32>,
     /// Llama 3's stretched frequencies: the factor, of a training context of 8192.
     pub(crate) rope_stretch: Option<f32>,
     /// `tokenizer.ggml.pre`.
@@ -41,6 +45,8 @@ const SMOLLM2: Shape = Shape {
     norm_epsilon: 1e-5,
     tied: true,
     head_norms: false,
+    result_norms: false,
+    window: None,
     rope_stretch: None,
     pre: "smollm",
 };
@@ -103,6 +109,26 @@ pub(crate) static SHAPES: &[Shape] = &[
         rope_base: 1_000_000.0,
         norm_epsilon: 1e-6,
         pre: "qwen2",
+        ..SMOLLM2
+    },
+    Shape {
+        name: "gemma-3-270m",
+        family: "gemma3",
+        layers: 18,
+        width: 640,
+        ff_width: 2048,
+        heads: 4,
+        kv_heads: 1,
+        head_width: 256,
+        vocab: 262_144,
+        context: 32_768,
+        rope_base: 1_000_000.0,
+        norm_epsilon: 1e-6,
+        head_norms: true,
+        result_norms: true,
+        window: Some(512),
+        // The vocabulary here is no Gemma's either.
+        pre: "gpt-2",
         ..SMOLLM2
     },
     LLAMA_1B,
