@@ -9,15 +9,15 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::activations::{GROUP, Q8View, record_bytes};
-use super::format::{Decoded, Format};
+use super::format::{Decoded, Format, Scales};
 use super::kernel::{Out, add_rows};
-use super::simd::Simd;
+use super::simd::{QUADS, Simd};
 use super::{lines, prefetch, prefetch_to_write};
 
 /// Rows of one call, at most: their sums are 16 KB.
 const MOST: usize = 256;
 /// Blocks spelled out at a time, at most: half of the nearest cache.
-const CHUNK: usize = 20;
+const CHUNK: usize = 28;
 
 /// Rows of the next call where a row is `blocks` long and `left` remain, a multiple of `rows`: their activations stay in
 /// the second cache while tile after tile meets them.
@@ -26,6 +26,12 @@ pub(super) fn rows_at_once(blocks: usize, left: usize, rows: usize) -> usize {
     let most = ROOM / record_bytes(blocks).max(1) / GROUP * GROUP;
     let calls = left.div_ceil(most.clamp(2 * GROUP, MOST));
     left.div_ceil(calls).next_multiple_of(GROUP).min(left / rows * rows)
+}
+
+/// A block of weights as the inner loop reads it.
+struct Spelled<S: Simd> {
+    w: [S::Bytes; QUADS],
+    scale: S::Floats,
 }
 
 /// A tile of a block format times `rows`, a multiple of `ROWS` and at most [`rows_at_once`].
@@ -43,7 +49,10 @@ pub(super) unsafe fn many<S: Simd, F: Format, const ROWS: usize>(
     out: Out,
 ) {
     debug_assert!(rows.len().is_multiple_of(ROWS) && rows.len() <= MOST);
-    let mut spelled = [const { MaybeUninit::<Decoded<S>>::uninit() }; CHUNK];
+    let mut spelled = [const { MaybeUninit::<Spelled<S>>::uninit() }; CHUNK];
+    // The second scale and both minima, where the format has any, elsewhere: room in the nearest cache is short.
+    let more_scales = F::HALVES || F::MINIMA;
+    let mut more = [const { MaybeUninit::<[S::Floats; 3]>::uninit() }; CHUNK];
     let mut sums = [const { MaybeUninit::<[S::Floats; ROWS]>::uninit() }; MOST];
     let groups = rows.len() / ROWS;
     let chunk = blocks.div_ceil(blocks.div_ceil(CHUNK).max(1));
@@ -52,9 +61,13 @@ pub(super) unsafe fn many<S: Simd, F: Format, const ROWS: usize>(
         for from in (0..blocks).step_by(chunk.max(1)) {
             let n = chunk.min(blocks - from);
             let last = from + n == blocks;
-            for (ix, to) in spelled.iter_mut().enumerate().take(n) {
+            for (ix, (to, more)) in spelled.iter_mut().zip(&mut more).enumerate().take(n) {
                 let (unit, at) = place::<F>(tile, from + ix);
-                to.write(F::decode::<S>(unit, at));
+                let Decoded { w, scales } = F::decode::<S>(unit, at);
+                to.write(Spelled { w, scale: scales.scale[0] });
+                if more_scales {
+                    more.write([scales.scale[1], scales.min[0], scales.min[1]]);
+                }
             }
             let mut asked = 0;
             for (ix, sums) in sums.iter_mut().enumerate().take(groups) {
@@ -87,8 +100,15 @@ pub(super) unsafe fn many<S: Simd, F: Format, const ROWS: usize>(
                     }
                 }
                 let mut x = acts.block(rows.start + ix * ROWS, from).cast_const();
-                for block in &spelled[..n] {
-                    add_rows::<S, F, ROWS>(&mut acc, block.assume_init_ref(), x);
+                for (spelled, more) in spelled[..n].iter().zip(&more) {
+                    let Spelled { w, scale } = spelled.assume_init_read();
+                    let (mut scale, mut min) = ([scale; 2], [S::zero(); 2]);
+                    if more_scales {
+                        let more = more.assume_init_read();
+                        (scale[1], min) = (more[0], [more[1], more[2]]);
+                    }
+                    let block = Decoded { w, scales: Scales { scale, min } };
+                    add_rows::<S, F, ROWS>(&mut acc, &block, x);
                     x = x.wrapping_add(acts.step());
                 }
                 if last {
