@@ -87,7 +87,8 @@ macro_rules! tier {
             }
             $(#[target_feature(enable = $feature)])?
             unsafe fn rotate(head: &mut [f32], angles: &[f32], pairs: RopePairs) {
-                rows::rotate(head, angles, pairs);
+                // SAFETY: as said above.
+                unsafe { rows::rotate::<$lanes>(head, angles, pairs) }
             }
             $(#[target_feature(enable = $feature)])?
             unsafe fn to_f16(x: *const f32, out: *mut u16, n: usize) {
