@@ -11,7 +11,7 @@ use crate::matrix::Memory;
 use crate::ops::{BLOCK, Cell, VectorOps};
 
 /// Bytes from which a pool is on large pages.
-const LARGE: usize = 32 << 20;
+const LARGE: usize = 8 << 20;
 
 /// The pools of all groups.
 #[derive(Debug)]

@@ -1,6 +1,7 @@
 //! A prepared model: buffers, weights, cache and the steps that run on them. It knows the
 //! boundary and the pool; what a stage does is [`crate::run`]'s.
 
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fornax_gguf::blocks;
@@ -13,7 +14,7 @@ use crate::compile::{Coarse, Compiler, Finish, PIECE_TILES, Rows, Stage, Tiles, 
 use crate::isa::Isa;
 use crate::kv::Cache;
 use crate::matrix::coarse::{CoarseRows, ROWS};
-use crate::matrix::{Floats, GROUP, Memory, Q8Rows, TILE};
+use crate::matrix::{Arena, Floats, GROUP, Memory, Q8Rows, Share, TILE};
 use crate::moe::Order;
 use crate::ops::{BLOCK, QUERIES, SPLIT, Scratch, TileScratch, VectorOps, part_len};
 use crate::pool::Pool;
@@ -39,7 +40,8 @@ pub(crate) struct CpuProgram {
     hidden: Option<Rows>,
     /// Seconds by stage, then of choosing; empty unless a step is profiled.
     times: Vec<f64>,
-    /// What the addresses in `machine` point into.
+    /// What the addresses in `machine` point into: what all token rows have, and the rest.
+    values: Share,
     memory: Vec<Memory>,
     /// Threads of a round with a single row: it is bound by memory.
     readers: usize,
@@ -48,13 +50,15 @@ pub(crate) struct CpuProgram {
 
 /// Memory for rows of f32, kept in `held`.
 fn rows(held: &mut Vec<Memory>, rows: usize, width: usize, what: &str) -> Result<Rows> {
-    Ok(keep(held, Memory::zeroed(4 * rows * width, what)?, width))
-}
-
-fn keep(held: &mut Vec<Memory>, memory: Memory, width: usize) -> Rows {
+    let memory = Memory::zeroed(4 * rows * width, what)?;
     let at = memory.as_ptr().cast();
     held.push(memory);
-    Rows { at, width }
+    Ok(Rows { at, width })
+}
+
+/// The same in `arena`.
+fn token_values(arena: &mut Arena, rows: usize, width: usize) -> Rows {
+    Rows { at: arena.take(4 * rows * width).as_ptr().cast(), width }
 }
 
 /// Largest sizes over the mixtures of a plan.
@@ -107,29 +111,33 @@ impl CpuProgram {
         let mut memory = Vec::new();
         let held = &mut memory;
         let (token_rows, wanted) = (limits.rows.max(1) as usize, limits.wanted.max(1) as usize);
+        let mix = Mixtures::of(plan);
         let groups = stages::cut(plan);
         let layout = stages::assign(plan, &groups);
+        let (mut angles, mut angle_width) = (Vec::new(), 0);
+        for table in &plan.ropes {
+            let from = angle_width;
+            angle_width += 2 * table.inv_freq.len();
+            angles.push(from..angle_width);
+        }
+        let quantised = shared_q8(plan, token_rows, wanted, &mix);
+        let of_tokens = |b: &&(RowSpace, usize)| b.0 == RowSpace::Tokens;
+        let token_width: usize = layout.buffers.iter().filter(of_tokens).map(|b| b.1).sum();
+        let lines = 64 * (layout.buffers.len() + 1);
+        let room = 4 * token_rows * (token_width + angle_width) + lines;
+        // Prompts reach all rows, each on a page of its own if pages are small.
+        let mut arena = Arena::new(room + 2 * Q8Rows::room(quantised), "values")?;
         let mut buffers = Vec::new();
         for (space, width) in &layout.buffers {
-            let n = if *space == RowSpace::Tokens { token_rows } else { wanted };
-            // Long prompts reach all of it, every row on a page of its own.
-            let memory = match fast_prompt {
-                true => Memory::large(4 * n * width, "values")?,
-                false => Memory::zeroed(4 * n * width, "values")?,
-            };
-            buffers.push(keep(held, memory, *width));
+            buffers.push(match space {
+                RowSpace::Tokens => token_values(&mut arena, token_rows, *width),
+                RowSpace::Wanted => rows(held, wanted, *width, "values")?,
+            });
         }
         let place = |v: usize| {
             layout.of[v].map(|b| Rows { at: buffers[b].at, width: plan.values[v].width as usize })
         };
         let places: Vec<Option<Rows>> = (0..plan.values.len()).map(place).collect();
-        let mix = Mixtures::of(plan);
-        let mut angles = Vec::new();
-        let mut width = 0;
-        for table in &plan.ropes {
-            angles.push(width..width + 2 * table.inv_freq.len());
-            width += 2 * table.inv_freq.len();
-        }
         let of = |v: Option<ValueId>| v.and_then(|v| places[v.ix()]);
         let logits = of(plan.ops.iter().find_map(|op| match op {
             Op::Sample { logits } => Some(*logits),
@@ -162,10 +170,11 @@ impl CpuProgram {
             kernels: isa.kernels(),
             ops: VectorOps::of(isa),
             cache: Cache::new(&plan.kv, limits.kv_blocks, limits.kv_type)?,
-            q8: shared_q8(plan, token_rows, wanted, &mix)?,
-            made: made_q8(&stages, token_rows, wanted)?,
+            q8: Q8Rows::placed(&mut arena, quantised),
+            made: Q8Rows::placed(&mut arena, made_q8(&stages, token_rows, wanted)),
             prompt,
-            angles: rows(held, token_rows, width, "angles")?,
+            angles: token_values(&mut arena, token_rows, angle_width),
+            angles_of: (0..token_rows).map(|_| AtomicU32::new(0)).collect(),
             ropes: plan.ropes.clone(),
             states: rows(held, limits.slots as usize, states, "states")?,
             pairs: [
@@ -190,6 +199,7 @@ impl CpuProgram {
             logits,
             hidden,
             times: Vec::new(),
+            values: arena.taken(),
             memory,
             readers,
             lost: None,
@@ -267,8 +277,8 @@ fn parts(plan: &Plan, kv_blocks: u32, threads: usize) -> Result<Parts> {
     Ok(Parts { memory: Memory::zeroed(most.saturating_mul(4), "parts of attention")?, splits })
 }
 
-/// The 8-bit rows that all threads share.
-fn shared_q8(plan: &Plan, tokens: usize, wanted: usize, mix: &Mixtures) -> Result<Q8Rows> {
+/// Rows and columns of the 8-bit rows that all threads share.
+fn shared_q8(plan: &Plan, tokens: usize, wanted: usize, mix: &Mixtures) -> (usize, usize) {
     let pairs = tokens * mix.top_k;
     let mut most = (1, 32);
     let mut need = |rows: usize, cols: usize| {
@@ -289,19 +299,18 @@ fn shared_q8(plan: &Plan, tokens: usize, wanted: usize, mix: &Mixtures) -> Resul
             need(rows, plan.weights[linear.weight.ix()].cols as usize);
         }
     }
-    Q8Rows::new(most.0, most.1)
+    most
 }
 
-/// The 8-bit rows that one stage makes for the next.
-fn made_q8(stages: &[Stage], tokens: usize, wanted: usize) -> Result<Q8Rows> {
+/// Rows and columns of the 8-bit rows that one stage makes for the next.
+fn made_q8(stages: &[Stage], tokens: usize, wanted: usize) -> (usize, usize) {
     let rows = |space| if space == RowSpace::Tokens { tokens } else { wanted };
     let need = |s: &Stage| match &s.wide {
         Wide::Tiles(t) if t.ready => Some((rows(s.space), t.x.rows.width)),
         _ => None,
     };
     let most = stages.iter().filter_map(need).max_by_key(|(r, w)| r.next_multiple_of(GROUP) * w);
-    let (rows, width) = most.unwrap_or((1, 32));
-    Q8Rows::new(rows, width)
+    most.unwrap_or((1, 32))
 }
 
 /// What coarse stages need; none where there are none.
@@ -435,15 +444,13 @@ impl Program for CpuProgram {
     }
 
     fn memory(&self) -> MemoryUse {
-        let mut q8 = self.machine.q8.bytes() + self.machine.made.bytes();
-        if let Some(prompt) = &self.machine.prompt {
-            q8 += prompt.acts.bytes() + prompt.made.bytes();
-        }
+        let prompt = self.machine.prompt.as_ref();
+        let q8 = prompt.map_or(0, |p| p.acts.bytes() + p.made.bytes());
         let held: usize = self.memory.iter().map(Memory::len).sum();
         MemoryUse {
             weights: self.weights.bytes(),
             kv: self.machine.cache.bytes(),
-            scratch: (held + q8 + self.machine.parts.memory.len()) as u64,
+            scratch: (self.values.len() + held + q8 + self.machine.parts.memory.len()) as u64,
         }
     }
 

@@ -9,7 +9,7 @@ use std::ops::Range;
 use fornax_plan::{Result, q8};
 
 use super::Kernels;
-use super::memory::Memory;
+use super::memory::{Arena, Share};
 use super::prefetch_to_write;
 use super::simd::Simd;
 
@@ -40,7 +40,7 @@ pub(super) fn record_bytes(blocks: usize) -> usize {
 /// Room for rows of 8-bit activations.
 #[derive(Debug)]
 pub(crate) struct Q8Rows {
-    memory: Memory,
+    memory: Share,
 }
 
 impl Q8Rows {
@@ -49,9 +49,18 @@ impl Q8Rows {
     /// # Errors
     /// `is_out_of_memory`.
     pub(crate) fn new(rows: usize, cols: usize) -> Result<Q8Rows> {
-        let blocks = rows.next_multiple_of(GROUP) * cols.div_ceil(q8::BLOCK);
-        let memory = Memory::zeroed(record_bytes(blocks), "8-bit activations")?;
-        Ok(Q8Rows { memory })
+        let mut arena = Arena::new(Q8Rows::room((rows, cols)), "8-bit activations")?;
+        Ok(Q8Rows::placed(&mut arena, (rows, cols)))
+    }
+
+    /// The same in the next [`Q8Rows::room`] of `arena`.
+    pub(crate) fn placed(arena: &mut Arena, shape: (usize, usize)) -> Q8Rows {
+        Q8Rows { memory: arena.take(Q8Rows::room(shape)) }
+    }
+
+    /// Bytes that rows and columns take, whole cache lines.
+    pub(crate) fn room((rows, cols): (usize, usize)) -> usize {
+        record_bytes(rows.next_multiple_of(GROUP) * cols.div_ceil(q8::BLOCK)).next_multiple_of(64)
     }
 
     /// The room as `rows` × `cols`; what was in it under another shape is lost.
@@ -69,11 +78,6 @@ impl Q8Rows {
         let need = record_bytes(rows.next_multiple_of(group) * view.blocks);
         assert!(need <= self.memory.len(), "8-bit activations: {rows} x {cols} does not fit");
         view
-    }
-
-    /// Bytes held.
-    pub(crate) fn bytes(&self) -> usize {
-        self.memory.len()
     }
 }
 
