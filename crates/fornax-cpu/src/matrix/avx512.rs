@@ -88,22 +88,48 @@ impl Simd for Avx512Vnni {
     ) -> __m512i {
         // SAFETY: see above.
         unsafe {
-            let mut sum = if !R::SIGNED && R::BIAS == 0 {
+            let begin = if !R::SIGNED && R::BIAS == 0 {
                 _mm512_setzero_si512()
-            } else if N == QUADS {
-                _mm512_set1_epi32((*x).lift)
-            } else if first == 0 {
-                _mm512_set1_epi32((*x).lift_first)
             } else {
-                _mm512_sub_epi32(_mm512_set1_epi32((*x).lift), _mm512_set1_epi32((*x).lift_first))
+                lift::<N>(first, x)
             };
-            let q = (*x).q.as_ptr().cast::<i32>();
-            for k in 0..N {
-                let quad = first + k;
-                let x = _mm512_set1_epi32(q.add(quad).read_unaligned());
-                sum = _mm512_dpbusd_epi32(sum, w[quad], x);
+            added::<N>(begin, w, first, x)
+        }
+    }
+
+    /// Without a sign, weights are what the instruction takes as they are: only the bias has to go, and that from the
+    /// sum.
+    #[inline(always)]
+    unsafe fn dot_stored<R: Range, const N: usize>(
+        w: &[__m512i; QUADS],
+        first: usize,
+        x: *const ActBlock,
+    ) -> __m512i {
+        // SAFETY: see above.
+        unsafe {
+            let mut w = *w;
+            let begin = match R::BIAS {
+                _ if R::SIGNED => {
+                    w = w.map(|w| Self::ready::<R>(w));
+                    lift::<N>(first, x)
+                }
+                0 => _mm512_setzero_si512(),
+                bias if LIFT % bias == 0 => {
+                    let shift = _mm_cvtsi32_si128((LIFT / bias).trailing_zeros() as i32);
+                    _mm512_sra_epi32(lift::<N>(first, x), shift)
+                }
+                bias => {
+                    let sum = _mm512_srai_epi32::<7>(lift::<N>(first, x));
+                    _mm512_mullo_epi32(sum, _mm512_set1_epi32(bias))
+                }
+            };
+            if N < QUADS {
+                return added::<N>(begin, &w, first, x);
             }
-            sum
+            // Two short chains instead of a long one: a row alone has no other work to do meanwhile.
+            let half = added::<{ QUADS / 2 }>(begin, &w, 0, x);
+            let other = added::<{ QUADS / 2 }>(_mm512_setzero_si512(), &w, QUADS / 2, x);
+            _mm512_add_epi32(half, other)
         }
     }
 
@@ -238,6 +264,41 @@ impl Simd for Avx512Vnni {
     unsafe fn store(v: __m512, to: *mut f32) {
         // SAFETY: see above.
         unsafe { _mm512_storeu_ps(to, v) }
+    }
+}
+
+/// −[`LIFT`] times the sum of the activations of `N` quads from `first` on: all, or either half.
+#[inline(always)]
+unsafe fn lift<const N: usize>(first: usize, x: *const ActBlock) -> __m512i {
+    // SAFETY: see above.
+    unsafe {
+        if N == QUADS {
+            _mm512_set1_epi32((*x).lift)
+        } else if first == 0 {
+            _mm512_set1_epi32((*x).lift_first)
+        } else {
+            _mm512_sub_epi32(_mm512_set1_epi32((*x).lift), _mm512_set1_epi32((*x).lift_first))
+        }
+    }
+}
+
+/// `sum` and the products of `N` quads from `first` on.
+#[inline(always)]
+unsafe fn added<const N: usize>(
+    mut sum: __m512i,
+    w: &[__m512i; QUADS],
+    first: usize,
+    x: *const ActBlock,
+) -> __m512i {
+    // SAFETY: see above.
+    unsafe {
+        let q = (*x).q.as_ptr().cast::<i32>();
+        for k in 0..N {
+            let quad = first + k;
+            let x = _mm512_set1_epi32(q.add(quad).read_unaligned());
+            sum = _mm512_dpbusd_epi32(sum, w[quad], x);
+        }
+        sum
     }
 }
 

@@ -126,8 +126,12 @@ pub(super) unsafe fn quantised<S: Simd, F: Format, const ROWS: usize>(
                     }
                     lines(ahead.wrapping_add(F::HEAD + at * F::PLANES), F::PLANES);
                 }
-                let block = F::decode::<S>(unit, at);
-                add_rows::<S, F, ROWS>(&mut acc, &block, acts);
+                if ROWS == 1 {
+                    acc[0] = add_stored::<S, F>(acc[0], unit, at, acts);
+                } else {
+                    let block = F::decode::<S>(unit, at);
+                    add_rows::<S, F, ROWS>(&mut acc, &block, acts);
+                }
                 acts = acts.wrapping_add(step);
             }
             left = left.saturating_sub(F::UNIT);
@@ -167,6 +171,31 @@ pub(super) unsafe fn add_rows<S: Simd, F: Format, const ROWS: usize>(
         if ROWS % 2 == 1 {
             acc[ROWS - 1] = add_block::<S, F>(acc[ROWS - 1], block, x.add(ROWS - 1));
         }
+    }
+}
+
+/// The sums of a tile for its only row of activations after block `at` of the unit at `unit`.
+///
+/// # Safety
+/// `x` is a record, and the tier is available.
+#[inline(always)]
+unsafe fn add_stored<S: Simd, F: Format>(
+    acc: S::Floats,
+    unit: *const u8,
+    at: usize,
+    x: *const ActBlock,
+) -> S::Floats {
+    // SAFETY: the caller's word.
+    unsafe {
+        let w = F::stored::<S>(unit.add(F::HEAD + at * F::PLANES));
+        let (scale, min) = F::scales::<S>(unit, at);
+        let sums = if F::HALVES {
+            let first = S::dot_stored::<F, { QUADS / 2 }>(&w, 0, x);
+            [first, S::dot_stored::<F, { QUADS / 2 }>(&w, QUADS / 2, x)]
+        } else {
+            [S::dot_stored::<F, QUADS>(&w, 0, x); 2]
+        };
+        scaled::<S, F>(acc, &Scales { scale, min }, sums, x)
     }
 }
 

@@ -56,6 +56,24 @@ pub(super) trait Simd: Copy + 'static {
         x: *const ActBlock,
     ) -> Self::Ints;
 
+    /// [`Simd::dot`] with weights as they are stored: for a block that meets one row alone, where making
+    /// it ready would cost more than what that saves.
+    #[inline(always)]
+    unsafe fn dot_stored<R: Range, const N: usize>(
+        w: &[Self::Bytes; QUADS],
+        first: usize,
+        x: *const ActBlock,
+    ) -> Self::Ints {
+        let mut w = *w;
+        // SAFETY: the caller's word.
+        unsafe {
+            for v in &mut w[first..first + N] {
+                *v = Self::ready::<R>(*v);
+            }
+            Self::dot::<R, N>(&w, first, x)
+        }
+    }
+
     /// [`Simd::dot`] with two rows of activations, where that costs less than twice one.
     #[inline(always)]
     unsafe fn dot_pair<R: Range, const N: usize>(
