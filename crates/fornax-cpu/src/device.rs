@@ -14,6 +14,7 @@ use crate::matrix;
 use crate::ops::BLOCK;
 use crate::pool::Pool;
 use crate::program::{CpuProgram, decodes};
+use crate::stream::Stream;
 use crate::topology;
 
 /// How the CPU is used; the default leaves everything to the machine.
@@ -105,8 +106,16 @@ impl CpuDevice {
     /// # Errors
     /// `is_out_of_memory` where a buffer of that size cannot be had.
     pub fn read_rate(&self, bytes: usize) -> Result<f64> {
-        let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
-        crate::stream::read_rate(&mut pool, bytes)
+        self.stream(bytes)?.rate()
+    }
+
+    /// A buffer of `bytes` that all threads together read, pass by pass: for whoever measures
+    /// decoding beside it.
+    ///
+    /// # Errors
+    /// `is_out_of_memory` where a buffer of that size cannot be had.
+    pub fn stream(&self, bytes: usize) -> Result<Stream> {
+        Stream::new(Arc::clone(&self.pool), bytes)
     }
 
     /// Measures how many multiplications and additions of 8-bit integers all threads together do

@@ -35,6 +35,7 @@ mod weights;
 
 pub use device::{CpuDevice, CpuOptions};
 pub use isa::Isa;
+pub use stream::Stream;
 /// What kernels reach by themselves, for examples and reports.
 #[doc(hidden)]
 pub mod measure {

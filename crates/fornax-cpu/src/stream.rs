@@ -2,6 +2,7 @@
 //! decoding and prompts are held against. It knows no model.
 
 use std::hint::black_box;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use fornax_plan::{Error, Result};
@@ -14,50 +15,88 @@ const PIECE: usize = 256 << 10;
 /// Passes whose best counts; the first of them also maps the pages.
 const PASSES: usize = 4;
 
-/// Bytes a second of the best of a few passes of read-only sums over a buffer of `bytes`.
-pub(crate) fn read_rate(pool: &mut Pool, bytes: usize) -> Result<f64> {
-    let bytes = bytes.max(PIECE).next_multiple_of(PIECE);
-    let memory = Memory::large(bytes, "measuring the memory")?;
-    // Untouched pages may all be one page of zeros: write them first.
-    let at = Addr(memory.as_ptr());
-    let lost = |cause: String| Error::lost(format!("cpu: measuring the memory: {cause}"));
-    pool.run(&|team| {
-        let at = &at;
-        // SAFETY: every piece lies within the buffer and is one thread's.
-        team.share(bytes / PIECE, |p| unsafe { at.0.add(p * PIECE).write_bytes(1, PIECE) });
+/// A buffer that the threads of a pool read from end to end, as they read weights.
+pub struct Stream {
+    pool: Arc<Mutex<Pool>>,
+    memory: Memory,
+    bytes: usize,
+}
+
+impl std::fmt::Debug for Stream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Stream").field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
+impl Stream {
+    pub(crate) fn new(pool: Arc<Mutex<Pool>>, bytes: usize) -> Result<Stream> {
+        let bytes = bytes.max(PIECE).next_multiple_of(PIECE);
+        let memory = Memory::large(bytes, "measuring the memory")?;
+        // Untouched pages may all be one page of zeros: write them first.
+        let at = Addr(memory.as_ptr());
+        pool.lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .run(&|team| {
+                let at = &at;
+                // SAFETY: every piece lies within the buffer and is one thread's.
+                team.share(bytes / PIECE, |p| unsafe { at.0.add(p * PIECE).write_bytes(1, PIECE) });
+                Ok(())
+            })
+            .map_err(lost)?;
+        Ok(Stream { pool, memory, bytes })
+    }
+
+    /// Bytes of a pass.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Reads the buffer once with all threads; returns the seconds that this took.
+    ///
+    /// # Errors
+    /// `is_lost` where a thread failed.
+    pub fn pass(&self) -> Result<f64> {
+        let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = pool.threads();
+        pass(&mut pool, all, &Addr(self.memory.as_ptr()), self.bytes)
+    }
+
+    /// Bytes a second of the best of a few passes.
+    pub(crate) fn rate(&self) -> Result<f64> {
+        let mut best = f64::INFINITY;
+        for _ in 0..PASSES {
+            best = best.min(self.pass()?);
+        }
+        Ok(self.bytes as f64 / best)
+    }
+}
+
+fn lost(cause: String) -> Error {
+    Error::lost(format!("cpu: measuring the memory: {cause}"))
+}
+
+/// Seconds of a pass of `threads` threads over whole pieces, each a read-only sum.
+fn pass(pool: &mut Pool, threads: usize, at: &Addr, bytes: usize) -> Result<f64> {
+    pool.trust();
+    let since = Instant::now();
+    pool.run_on(threads, &|team| {
+        team.share(bytes / PIECE, |p| {
+            // SAFETY: within the buffer, which nobody writes any more.
+            let piece = unsafe {
+                std::slice::from_raw_parts(at.0.add(p * PIECE).cast::<[u64; 16]>(), PIECE / 128)
+            };
+            let mut sums = [0u64; 16];
+            for line in piece {
+                for (sum, v) in sums.iter_mut().zip(line) {
+                    *sum = sum.wrapping_add(*v);
+                }
+            }
+            black_box(sums);
+        });
         Ok(())
     })
     .map_err(lost)?;
-    let all = pool.threads();
-    Ok(bytes as f64 / pass(pool, all, &at, bytes)?)
-}
-
-/// Seconds of the best of a few passes of `threads` threads over whole pieces.
-fn pass(pool: &mut Pool, threads: usize, at: &Addr, bytes: usize) -> Result<f64> {
-    let mut best = f64::INFINITY;
-    for _ in 0..PASSES {
-        pool.trust();
-        let since = Instant::now();
-        pool.run_on(threads, &|team| {
-            team.share(bytes / PIECE, |p| {
-                // SAFETY: within the buffer, which nobody writes any more.
-                let piece = unsafe {
-                    std::slice::from_raw_parts(at.0.add(p * PIECE).cast::<[u64; 16]>(), PIECE / 128)
-                };
-                let mut sums = [0u64; 16];
-                for line in piece {
-                    for (sum, v) in sums.iter_mut().zip(line) {
-                        *sum = sum.wrapping_add(*v);
-                    }
-                }
-                black_box(sums);
-            });
-            Ok(())
-        })
-        .map_err(|cause| Error::lost(format!("cpu: measuring the memory: {cause}")))?;
-        best = best.min(since.elapsed().as_secs_f64());
-    }
-    Ok(best)
+    Ok(since.elapsed().as_secs_f64())
 }
 
 /// How many threads a single row's weights are read with: no more than make the memory faster,
@@ -75,7 +114,11 @@ pub(crate) fn reading_threads(pool: &mut Pool, weights: &Share) -> Result<usize>
     let at = Addr(weights.as_ptr());
     let mut rates = Vec::new();
     for threads in [all / 4, all / 2, all * 3 / 4, all] {
-        rates.push((threads, bytes as f64 / pass(pool, threads, &at, bytes)?));
+        let mut best = f64::INFINITY;
+        for _ in 0..PASSES {
+            best = best.min(pass(pool, threads, &at, bytes)?);
+        }
+        rates.push((threads, bytes as f64 / best));
     }
     Ok(fewest(&rates))
 }
@@ -131,6 +174,8 @@ mod tests {
         let mut pool = Pool::new(3, &[]).unwrap();
         let mut arena = crate::matrix::Arena::new(1 << 20, "a test").unwrap();
         assert_eq!(reading_threads(&mut pool, &arena.take(1 << 20)).unwrap(), 3);
-        assert!(read_rate(&mut pool, 1 << 20).unwrap() > 0.0);
+        let stream = Stream::new(Arc::new(Mutex::new(pool)), (1 << 20) + 1).unwrap();
+        assert_eq!(stream.bytes(), (1 << 20) + PIECE);
+        assert!(stream.pass().unwrap() > 0.0 && stream.rate().unwrap() > 0.0);
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::OnceLock;
 
 use anyhow::{Context, Result, anyhow, bail};
-use fornax_cpu::{CpuDevice, CpuOptions, Isa};
+use fornax_cpu::{CpuDevice, CpuOptions, Isa, Stream};
 use fornax_plan::reference::ReferenceDevice;
 use fornax_plan::{ActMode, Device, DeviceInfo, KvType};
 
@@ -43,6 +43,8 @@ pub(crate) struct OpRates {
 
 /// Reading more than this tells nothing new and costs the start time.
 const READ_BYTES_MAX: u64 = 512 << 20;
+/// The same where the time of a pass is set against that of a token.
+const STREAM_BYTES_MAX: u64 = 2 << 30;
 
 impl Opened {
     /// The device that the flags ask for. Whether it can run a given model is seen when the model is prepared:
@@ -133,6 +135,15 @@ impl Opened {
         let cache_resident = fornax_cpu::last_level_cache().is_some_and(|cache| bytes <= cache);
         let bytes_per_s = cpu.read_rate(bytes.min(READ_BYTES_MAX) as usize)?;
         Ok(Some(ReadRate { bytes_per_s, cache_resident }))
+    }
+
+    /// A buffer that those threads read pass by pass, of `bytes` or as many of them as are worth a pass.
+    ///
+    /// # Errors
+    /// When there is no memory for the buffer.
+    pub(crate) fn stream(&self, bytes: u64) -> Result<Option<Stream>> {
+        let Opened::Cpu(cpu) = self else { return Ok(None) };
+        Ok(Some(cpu.stream(bytes.min(STREAM_BYTES_MAX) as usize)?))
     }
 
     /// What the threads multiply and add of 8-bit integers in registers; nothing where the CPU is not the device.

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
+use fornax_cpu::Stream;
 use fornax_engine::{Event, Model, Request, SampleParams, Session};
 use fornax_gguf::Gguf;
 use serde::Serialize;
@@ -98,6 +99,8 @@ pub(crate) fn bench(config: &Config, flags: &Bench) -> Result<()> {
             tg.push(flags.n as f64 / tg_s);
         }
     }
+    let peak_bytes = machine::peak_bytes();
+    let share = run.share(flags.n, &started)?;
     let ids = before.unwrap_or_default();
     let prompt = run.tokens(flags.d + flags.p);
     let bytes = started.bytes();
@@ -113,9 +116,9 @@ pub(crate) fn bench(config: &Config, flags: &Bench) -> Result<()> {
         // A prompt reads the weights once for many tokens: its share of the read rate says how far it is from
         // being bound by memory.
         pp: part(pp, flags.p, (info.step_rows as usize).min(flags.p)),
-        tg: part(tg, flags.n, 1),
+        tg: part(tg, flags.n, 1).map(|tg| Part { limit_percent: share, ..tg }),
         checksum: format!("{:016x}", checksum(&ids)),
-        peak_bytes: machine::peak_bytes(),
+        peak_bytes,
         step_report: None,
     };
     super::start::timing(config, &session);
@@ -232,6 +235,36 @@ impl<'a> Runner<'a> {
         let begin = Instant::now();
         self.session.generate(&request(&tokens, 1), |_| ControlFlow::Continue(()))?;
         Ok(begin.elapsed().as_secs_f64())
+    }
+
+    /// How near `n` tokens come to a stream that takes turns with them, in percent; none where there is no such stream.
+    fn share(&mut self, n: usize, started: &Started) -> Result<Option<f64>> {
+        let bytes = started.bytes();
+        let Some(stream) = started.opened().stream(bytes)?.filter(|_| n > 0) else {
+            return Ok(None);
+        };
+        let (tokens_s, passes_s) = self.beside(n, &stream)?;
+        Ok(Some(100.0 * passes_s * bytes as f64 / stream.bytes() as f64 / tokens_s))
+    }
+
+    /// Seconds of `n` tokens one by one, and of as many passes of `stream`, one after each of them: what else the
+    /// machine does meets both alike.
+    pub(super) fn beside(&mut self, n: usize, stream: &Stream) -> Result<(f64, f64)> {
+        self.dive()?;
+        let tokens = self.tokens(self.depth + n + 1);
+        let (mut tokens_s, mut passes_s) = (0.0, 0.0);
+        for i in 0..=n {
+            let begin = Instant::now();
+            let so_far = request(&tokens[..=self.depth + i], 1);
+            self.session.generate(&so_far, |_| ControlFlow::Continue(()))?;
+            let token_s = begin.elapsed().as_secs_f64();
+            let pass_s = stream.pass()?;
+            if i > 0 {
+                tokens_s += token_s;
+                passes_s += pass_s;
+            }
+        }
+        Ok((tokens_s, passes_s))
     }
 
     /// Seconds for `n` generated tokens, each from the one before, and their ids.

@@ -8,13 +8,16 @@ use anyhow::{Context, Result};
 use fornax_plan::{KvType, Op, Plan};
 
 use self::peer::{Peer, Together, Work};
-use self::receipt::{Machine, Receipt, Side, Test};
+use self::receipt::{Machine, Reading, Receipt, Side, Test};
 use super::bench::Runner;
 use super::bench_batch;
 use super::start::{self, Started};
 use crate::flags::high::Config;
 use crate::flags::low::Bench;
 use crate::output;
+
+/// Tokens of a round, at most, that are set against passes of a read-only stream.
+const BESIDE: usize = 32;
 
 /// Rounds in turns; the first one warms both sides and is not counted.
 ///
@@ -44,19 +47,24 @@ pub(super) fn race(
         }
     };
     let (mut prompt, mut generate, mut together) = <(Side, Side, Side)>::default();
-    let (mut read, mut vnni, mut amx) = <(Vec<f64>, Vec<f64>, Vec<f64>)>::default();
-    let mut from_cache = false;
+    let (mut reading, mut vnni, mut amx) = <(Reading, Vec<f64>, Vec<f64>)>::default();
+    let stream = match flags.n {
+        0 => None,
+        _ => started.opened().stream(started.bytes())?,
+    };
     for round in 0..=flags.r {
-        let rate = started.opened().read_rate(started.bytes())?;
         let ops = started.opened().op_rates()?;
         let seconds = (ours.prompt(flags.p)?, ours.generate(flags.n)?.0);
+        let few = flags.n.min(BESIDE);
+        let beside = stream.as_ref().map(|s| ours.beside(few, s)).transpose()?;
         let decoded = many.as_mut().map(bench_batch::Together::round).transpose()?;
         let theirs = peer.round()?;
         if round == 0 {
             continue;
         }
-        from_cache = rate.is_some_and(|r| r.cache_resident);
-        read.extend(rate.map(|r| r.bytes_per_s / 1e9));
+        if let (Some(stream), Some(beside)) = (&stream, beside) {
+            reading.push(started.bytes(), few, stream.bytes(), beside);
+        }
         vnni.extend(ops.vnni.map(|rate| rate / 1e12));
         amx.extend(ops.amx.map(|rate| rate / 1e12));
         prompt.push(flags.p, seconds.0, theirs.prompt_s);
@@ -87,8 +95,8 @@ pub(super) fn race(
         .into_iter()
         .flatten()
         .collect(),
-        read_gb_per_s: read,
-        read_from_cache: from_cache,
+        read_from_cache: fornax_cpu::last_level_cache().is_some_and(|c| started.bytes() <= c),
+        reading,
         ops_per_prompt_token: ops_per_prompt_token(started.model.plan()),
         vnni_tops: vnni,
         amx_tops: amx,

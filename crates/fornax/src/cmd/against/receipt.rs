@@ -21,8 +21,8 @@ pub(super) struct Receipt {
     pub(super) peer: String,
     pub(super) threads: u32,
     pub(super) tests: Vec<Test>,
-    /// A read-only stream over a buffer of the weights' size by the same threads, before each round.
-    pub(super) read_gb_per_s: Vec<f64>,
+    #[serde(flatten)]
+    pub(super) reading: Reading,
     /// The buffer fits the last-level cache, so that the rate is the cache's.
     pub(super) read_from_cache: bool,
     /// Multiplications and additions with weights that one prompt token costs.
@@ -33,6 +33,23 @@ pub(super) struct Receipt {
     pub(super) amx_tops: Vec<f64>,
     /// Of the fornax process, the buffer of that stream included.
     pub(super) peak_bytes: Option<u64>,
+}
+
+/// A read-only stream over a buffer of the weights' size by the same threads, by round.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Reading {
+    read_gb_per_s: Vec<f64>,
+    /// What tokens take of that, a pass after each of them: the stream's time for the weights over the token's.
+    read_share: Vec<f64>,
+}
+
+impl Reading {
+    /// A round: seconds of `tokens` tokens, each of `weights` bytes, and of as many passes of `pass` bytes.
+    pub(super) fn push(&mut self, weights: u64, tokens: usize, pass: usize, beside: (f64, f64)) {
+        let rate = (tokens * pass) as f64 / beside.1;
+        self.read_gb_per_s.push(rate / 1e9);
+        self.read_share.push((tokens as u64 * weights) as f64 / beside.0 / rate);
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -158,12 +175,15 @@ impl Receipt {
         for test in &self.tests {
             text += &test.text();
         }
-        if !self.read_gb_per_s.is_empty() {
-            let rate = median(&self.read_gb_per_s);
-            let bound = rate * 1e9 / self.weight_bytes_per_token as f64;
+        let Reading { read_gb_per_s, read_share } = &self.reading;
+        if !read_gb_per_s.is_empty() {
+            let all: Vec<String> = read_share.iter().map(|s| format!("{:.0}", 100.0 * s)).collect();
             text += &format!(
-                "a buffer of the weights' size is read at {rate:.1} GB/s{}, so {bound:.1} tokens/s at most\n",
-                if self.read_from_cache { " from the last-level cache" } else { "" }
+                "a buffer of the weights' size is read at {:.1} GB/s{} between tokens; these reach {:.0} % of it ({})\n",
+                median(read_gb_per_s),
+                if self.read_from_cache { " from the last-level cache" } else { "" },
+                100.0 * median(read_share),
+                all.join(", ")
             );
         }
         for (name, tops) in [("VNNI", &self.vnni_tops), ("AMX", &self.amx_tops)] {
@@ -184,6 +204,14 @@ impl Receipt {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_share_of_the_stream_is_that_of_its_time() {
+        let mut reading = Reading::default();
+        // 4 passes of 2 GB in 2 s; 4 tokens of 1 GB in 1.25 s.
+        reading.push(1_000_000_000, 4, 2_000_000_000, (1.25, 2.0));
+        assert_eq!((reading.read_gb_per_s, reading.read_share), (vec![4.0], vec![0.8]));
+    }
 
     #[test]
     fn a_ratio_is_of_medians_and_every_repeat_is_kept() {
