@@ -42,7 +42,7 @@ impl Stream {
                 team.share(bytes / PIECE, |p| unsafe { at.0.add(p * PIECE).write_bytes(1, PIECE) });
                 Ok(())
             })
-            .map_err(lost)?;
+            .map_err(|cause| lost(&cause))?;
         Ok(Stream { pool, memory, bytes })
     }
 
@@ -71,7 +71,7 @@ impl Stream {
     }
 }
 
-fn lost(cause: String) -> Error {
+fn lost(cause: &str) -> Error {
     Error::lost(format!("cpu: measuring the memory: {cause}"))
 }
 
@@ -95,7 +95,7 @@ fn pass(pool: &mut Pool, threads: usize, at: &Addr, bytes: usize) -> Result<f64>
         });
         Ok(())
     })
-    .map_err(lost)?;
+    .map_err(|cause| lost(&cause))?;
     Ok(since.elapsed().as_secs_f64())
 }
 
