@@ -119,7 +119,9 @@ inline unsigned __vsub4(unsigned a, unsigned b) {
     for (int i = 0; i < 32; i += 8) r |= ((a >> i) - (b >> i) & 255) << i;
     return r;
 }
+inline int __float2int_rn(float v) { return (int)nearbyintf(v); }
 inline float __expf(float v) { return expf(v); }
+inline float __fdividef(float a, float b) { return a / b; }
 inline float rsqrtf(float v) { return 1.0f / sqrtf(v); }
 
 // Of halves, by hand: a compiler for an old processor has no type for them.
@@ -172,6 +174,20 @@ inline void host_mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uin
         for (unsigned k = 0; k < 16; k++)
             sum += (double)host_half_of(rows[k / 8 * 2 + i / 2], g, k % 8) * host_half_of(columns[k / 8], 2 * t + i % 2, k % 8);
         d[i] = (float)sum;
+    }
+}
+inline void host_mma_s8(uint32_t (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, uint32_t c) {
+    uint32_t rows[4][32], columns[2][32];
+    for (unsigned i = 0; i < 4; i++) host_words(a[i], rows[i]);
+    host_words(b0, columns[0]);
+    host_words(b1, columns[1]);
+    unsigned g = host_lane() / 4, t = host_lane() % 4;
+    auto byte_of = [](uint32_t word, unsigned k) { return (int)(signed char)(word >> 8 * (k % 4) & 255); };
+    for (unsigned i = 0; i < 4; i++) {
+        int sum = (int)c;
+        for (unsigned k = 0; k < 32; k++)
+            sum += byte_of(rows[k / 16 * 2 + i / 2][g * 4 + k % 16 / 4], k) * byte_of(columns[k / 16][(2 * t + i % 2) * 4 + k % 16 / 4], k);
+        d[i] = (uint32_t)sum;
     }
 }
 inline uint32_t host_turned(uint32_t v) {

@@ -32,6 +32,20 @@ template <int N>
 inline void copies_wait() {}
 inline Vec4 shared16(u32 at) { return host_shared<Vec4>(at); }
 inline void put_shared16(u32 at, const Vec4& v) { std::memcpy(host_window + (int)at, &v, 16); }
+inline void shared8(u32 at, u32& a, u32& b) {
+    a = host_shared<u32>(at);
+    b = host_shared<u32>(at + 4);
+}
+inline void put_shared1(u32 at, u32 v) { host_window[(int)at] = (u8)v; }
+inline void put_shared2(u32 at, u32 v) {
+    u16 w = (u16)v;
+    std::memcpy(host_window + (int)at, &w, 2);
+}
+inline void put_shared4(u32 at, u32 v) { std::memcpy(host_window + (int)at, &v, 4); }
+inline void put_shared8(u32 at, u32 a, u32 b) {
+    std::memcpy(host_window + (int)at, &a, 4);
+    std::memcpy(host_window + (int)at + 4, &b, 4);
+}
 inline u32 shared4(u32 at) { return host_shared<u32>(at); }
 inline u32 shared2(u32 at) { return host_shared<u16>(at); }
 inline u32 shared1(u32 at) { return host_shared<u8>(at); }
@@ -60,6 +74,15 @@ __device__ inline Vec4 shared16(u32 at) {
 }
 __device__ inline void put_shared16(u32 at, const Vec4& v) {
     asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+__device__ inline void shared8(u32 at, u32& a, u32& b) {
+    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(a), "=r"(b) : "r"(at) : "memory");
+}
+__device__ inline void put_shared1(u32 at, u32 v) { asm volatile("st.shared.u8 [%0], %1;" ::"r"(at), "r"(v) : "memory"); }
+__device__ inline void put_shared2(u32 at, u32 v) { asm volatile("st.shared.u16 [%0], %1;" ::"r"(at), "h"((u16)v) : "memory"); }
+__device__ inline void put_shared4(u32 at, u32 v) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory"); }
+__device__ inline void put_shared8(u32 at, u32 a, u32 b) {
+    asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(at), "r"(a), "r"(b) : "memory");
 }
 __device__ inline u32 shared4(u32 at) {
     u32 v;

@@ -18,28 +18,50 @@ __device__ inline void await_before() {
 #endif
 }
 
+#endif
+
 // 16 bytes, or zeroes where `there` is false.
 __device__ inline void copy16_if(u32 to, const void* from, bool there) {
+#ifdef FORNAX_HOST
+    if (there) copy16(to, from);
+    else put_shared16(to, {0, 0, 0, 0});
+#else
     u32 n = there ? 16 : 0;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(n) : "memory");
+#endif
 }
+#ifndef FORNAX_HOST
 __device__ inline void copy4_if(u32 to, const void* from, bool there) {
     u32 n = there ? 4 : 0;
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(n) : "memory");
 }
+#endif
 
 // Four 8 × 16-byte matrices; lane l gives the address of row l % 8 of matrix l / 8, and gets 4 bytes of each.
 __device__ inline void load_matrices(u32 (&r)[4], u32 at) {
+#ifdef FORNAX_HOST
+    u32 rows[32];
+    host_words(at, rows);
+    for (u32 i = 0; i < 4; i++) r[i] = shared4(rows[8 * i + host_lane() / 4] + host_lane() % 4 * 4);
+#else
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(at)
                  : "memory");
+#endif
 }
+// The same by columns of two bytes: of rows 2t and 2t + 1 what stands in column g.
 __device__ inline void load_matrices_turned(u32 (&r)[4], u32 at) {
+#ifdef FORNAX_HOST
+    u32 rows[32], g = host_lane() / 4, t = host_lane() % 4;
+    host_words(at, rows);
+    for (u32 i = 0; i < 4; i++) r[i] = shared2(rows[8 * i + 2 * t] + 2 * g) | shared2(rows[8 * i + 2 * t + 1] + 2 * g) << 16;
+#else
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(at)
                  : "memory");
+#endif
 }
 
 // Sums of 8-bit products are handed out as floats around this number, exact up to 2^22: a conversion would run at half the
@@ -49,12 +71,17 @@ static const float AROUND = 12582912.0f;
 
 __device__ inline void mma_s8(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     u32 r[4], c = AROUND_BITS;
+#ifdef FORNAX_HOST
+    host_mma_s8(r, a, b0, b1, c);
+#else
     asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
         : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c));
+#endif
 #pragma unroll
     for (u32 i = 0; i < 4; i++) d[i] = __uint_as_float(r[i]);
 }
+#ifndef FORNAX_HOST
 // Of one half of the block.
 __device__ inline void mma_s8_half(float (&d)[4], u32 a0, u32 a1, u32 b) {
     u32 r[4], c = AROUND_BITS;
@@ -104,6 +131,32 @@ __device__ inline void put_global16(void* p, const Vec4& v) {
 
 #endif
 
+// Begins to copy a box of a tensor of four axes to shared memory. `bar` learns of the bytes.
+__device__ inline void copy_box(u32 to, const u8* map, u32 bar, u32 x, u32 y, u32 z, u32 w) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
+        "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "r"(w)
+        : "memory");
+#endif
+}
+// What was stored before is there for boxes that are asked for behind it.
+__device__ inline void fence_boxes() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async;" ::: "memory");
+#endif
+}
+
+__device__ inline u32 largest_of_warp(u32 v) {
+#ifdef FORNAX_HOST
+    for (u32 d = 1; d < 32; d *= 2) v = max(v, __shfl_xor_sync(0xffffffffu, v, d));
+    return v;
+#elif __CUDA_ARCH__ >= 800
+    u32 r;
+    asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(r) : "r"(v));
+    return r;
+#endif
+}
 // Words that another kernel may write while this one lives, past the first-level cache.
 template <u32 N>
 __device__ inline void past_first_cache(u32* to, const u8* from) {

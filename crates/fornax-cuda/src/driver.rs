@@ -16,6 +16,7 @@ use std::sync::{Arc, OnceLock};
 use fornax_plan::{Error, Result};
 
 use self::api::{Api, Done, Fault, Form};
+pub(crate) use self::api::{BoxMap, Boxes};
 
 /// A GPU, its primary context and the stream that everything runs on.
 #[derive(Debug)]
@@ -182,6 +183,12 @@ impl Gpu {
     ) -> Result<()> {
         let form = Form { together: true, ..Form::plain((blocks, 1), threads, shared) };
         self.queue(function, form, constants, pointers)
+    }
+
+    /// What a kernel reads to copy boxes of memory.
+    pub(crate) fn boxes(&self, boxes: &Boxes) -> Result<BoxMap> {
+        self.enter()?;
+        self.told("describing boxes of memory", self.api.boxes(boxes))
     }
 
     /// As [`Gpu::launch_together`] with blocks in clusters, so many at most as run at once ([`Function::clusters`]).

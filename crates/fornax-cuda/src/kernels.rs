@@ -40,6 +40,7 @@ pub(crate) static HEADERS: &[(&str, &str)] = &[
     ("room.cuh", include_str!("../kernels/tape/room.cuh")),
     ("dense.cuh", include_str!("../kernels/tape/dense.cuh")),
     ("deep.cuh", include_str!("../kernels/tape/deep.cuh")),
+    ("boxes.cuh", include_str!("../kernels/tape/boxes.cuh")),
     ("heads.cuh", include_str!("../kernels/tape/heads.cuh")),
     ("links.cuh", include_str!("../kernels/tape/links.cuh")),
     ("forms.cuh", include_str!("../kernels/tape/forms.cuh")),
@@ -131,7 +132,7 @@ pub(crate) fn fast_source(name: &str, types: &[TensorType], defines: &[Define]) 
 /// As many pieces as shared memory has room for; the kernel says what it needs then.
 const TAPE_RING: &str = "\
 #define RING ((SHARED_LIMIT - AT_RING) / SLOT_STRIDE)
-#define SLOTS (RING < 56 ? RING : 56)
+#define SLOTS (RING < 28 ? RING : 28)
 ";
 
 /// A fast kernel as some models need it: its name, formats and constants.

@@ -38,16 +38,16 @@ static const u32 LAYER_BYTES = ((NB_WIDTH + 31) / 32 * (HEAD_ROWS * KV_HEADS * F
 #ifndef UNDER_WAY_HEAD
 #define UNDER_WAY_HEAD 6u
 #endif
-static const u32 TAPE_SHARED = AT_RING + SLOTS * SLOT_STRIDE;
-static_assert(SLOTS <= 56, "barriers have room for 56 slots");
 // Hand-overs: raw heads, parts of attention; then inputs: of O, of gate and up, of down, of the next layer.
 static const u32 BAR_HEADS = AT_BARS + 2 * SLOTS * 8, BAR_MIXES = BAR_HEADS + 8, BAR_OUTPUT = BAR_HEADS + 16;
 static const u32 BAR_GATED = BAR_HEADS + 24, BAR_DOWN = BAR_HEADS + 32, BAR_LAYER = BAR_HEADS + 40, BAR_PART = BAR_HEADS + 48;
 // Words of the block: two lists of best logits, by warp; that the launch is over; the token that may begin; twice the layer, and
-// one where the ring may be filled at will; the launch's first exchange; four times the
-// layer and what is done of it.
+// one where the ring may be filled at will; the launch's first exchange; four times the layer and what is done of it.
 static const u32 AT_BESTS = AT_MISC + 256, AT_HALT = AT_MISC + 768, AT_ROUND = AT_MISC + 772, AT_STEP = AT_MISC + 776;
 static const u32 AT_EPOCH = AT_MISC + 780, AT_DONE = AT_MISC + 784;
+// Barriers of runs of keys; and how many have been asked for.
+static const u32 AT_RUN_BARS = AT_BARS + 512, AT_ASKED = AT_MISC + 788;
+static_assert(SLOTS <= 28, "barriers have room for 28 slots");
 
 #ifdef TIMES
 #ifndef WATCH
@@ -67,17 +67,17 @@ __shared__ long long times_at, times_sums[PHASES];
 #define MARK(phase)
 #endif
 
-// The place in the ring where a warp, or the lane that fills it, is.
+// The place in the ring where a warp, or the lane that fills it, is; the ring may be short of its last slots.
 struct Feed {
-    u32 slot, parity;
+    u32 slot, parity, slots;
     __device__ static u32 full(u32 slot) { return shared_address(room) + AT_BARS + slot * 8; }
     __device__ static u32 empty(u32 slot) { return full(slot + SLOTS); }
     __device__ static u32 at(u32 slot) { return shared_address(room) + AT_RING + slot * SLOT_STRIDE; }
-    __device__ static u32 wrapped(u32 slot) { return slot >= SLOTS ? slot - SLOTS : slot; }
+    __device__ u32 wrapped(u32 slot) const { return slot >= slots ? slot - slots : slot; }
     __device__ void next(u32 n) {
         slot += n;
-        if (slot >= SLOTS) {
-            slot -= SLOTS;
+        if (slot >= slots) {
+            slot -= slots;
             parity ^= 1;
         }
     }
@@ -106,11 +106,13 @@ struct Filler {
     u64 policy;
     u32 issued, arrived, even;
     u32 step;  // layers (and heads) that are filled, since the launch began
+    bool boxed;  // whether the launch has very many keys, and the ring is short
 
-    // Whether the next piece may be asked for: it is of what the block works at, or nobody waits for an exchange.
+    // Whether the next piece may be asked for: it is of what the block works at, or nobody waits for an exchange. In a short
+    // ring they are asked for whenever there is room.
     __device__ bool quiet() const {
         u32 now = *(volatile u32*)(room + AT_STEP);
-        return !WINDOWS || (now & 1) || step <= now >> 1;
+        return !WINDOWS || boxed || (now & 1) || step <= now >> 1;
     }
 
     // The pieces of `rows` rows of one product, `most` rows a piece; false where the launch has come to its end.
@@ -118,7 +120,7 @@ struct Filler {
     __device__ bool fill(u32 rows, u32 most, u32 under_way = UNDER_WAY) {
         static const u32 U = (NB + 31) / 32;
         // Fewer than there are slots: a phase that is looked for must not be two behind.
-        under_way = min(under_way, SLOTS - 1);
+        under_way = min(under_way, f.slots - 1);
 #pragma unroll 1
         for (u32 left = rows; left > 0;) {
             u32 m = min(left, most), bytes = m * W::SLOT;
@@ -247,8 +249,8 @@ __device__ __forceinline__ void product(Feed& feed, u32 rows, u32 most, float ep
         u32 n = P > 1 ? min((rows - first + most - 1) / most, P) * U : C;
 #pragma unroll 1
         for (u32 u = 0; u < U; u += P > 1 ? U : C) {
-            u32 mine = feed.slot + lane, wraps = mine >= SLOTS;
-            mine = Feed::wrapped(mine);
+            u32 mine = feed.slot + lane, wraps = mine >= feed.slots;
+            mine = feed.wrapped(mine);
             auto there = [&] { return __all_sync(0xffffffffu, lane >= n || bar_done(Feed::full(mine), feed.parity ^ wraps)); };
             W next[RB];
             // Weights that are there are taken before the input.
@@ -277,7 +279,7 @@ __device__ __forceinline__ void product(Feed& feed, u32 rows, u32 most, float ep
                 // What lies behind the last row or piece is something old, and nobody looks at the sum.
                 if (c + 1 < C) {
                     if (P == 1) held[0] = input_block<W, X>((u + c + 1) * 32 + lane, spare), square += spare;
-                    take_piece(next, Feed::wrapped(feed.slot + c + 1), warp, lane);
+                    take_piece(next, feed.wrapped(feed.slot + c + 1), warp, lane);
                 }
                 u32 p = P > 1 ? c / U : 0;
 #pragma unroll
@@ -367,6 +369,7 @@ __device__ __forceinline__ void poll(Value& v, Load&& load, Ready&& ready) {
 // Warps that read what all blocks exchange, each rank its part, and pass it on within the cluster.
 struct Forwarder {
     u32 rank, warp, lane;
+    u32 all;          // who do this
     u32 peer[PEERS];  // shared memory of the blocks of the cluster
     float4 x;         // where NEAR, residuals of the rank's part
 
@@ -385,7 +388,7 @@ struct Forwarder {
     __device__ void blocks(const u8* board, u32 epoch) {
         u32 begin = first_block(NB, rank) * 3, end = first_block(NB, rank + 1) * 3;
 #pragma unroll 1
-        for (u32 first = begin + warp * 32; first < end; first += FORWARDERS * 32) {
+        for (u32 first = begin + warp * 32; first < end; first += all * 32) {
             u32 at = first + lane;
             bool in = at < end;
             Three v;
@@ -439,7 +442,7 @@ struct Forwarder {
         u32 begin = first_block(NB_WIDTH, rank), end = first_block(NB_WIDTH, rank + 1);
         static_assert(!NEAR || (RANK_GROUPS <= FORWARDERS && RANK_GROUPS * 128 <= ROWS_MAX), "residuals are of one round");
 #pragma unroll 1
-        for (u32 first = begin + warp * 4; first < end; first += FORWARDERS * 4) {
+        for (u32 first = begin + warp * 4; first < end; first += all * 4) {
             u32 b = first + lane / 8, quad = min(b, end - 1) * 8 + lane % 8;
             bool in = b < end;
             float4 g = __ldg((const float4*)gains + quad), v;

@@ -3,17 +3,6 @@
 #pragma once
 // planes.cuh comes before this one.
 
-#ifdef FORNAX_HOST
-inline void put2(u32 at, u32 v) {
-    u16 w = (u16)v;
-    std::memcpy(host_window + (int)at, &w, 2);
-}
-inline void put4(u32 at, u32 v) { std::memcpy(host_window + (int)at, &v, 4); }
-#else
-__device__ inline void put2(u32 at, u32 v) { asm volatile("st.shared.u16 [%0], %1;" ::"r"(at), "h"((u16)v) : "memory"); }
-__device__ inline void put4(u32 at, u32 v) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory"); }
-#endif
-
 // Nibbles; then scale and minimum of every block, a byte each; then f16 d and dmin for eight blocks.
 struct T_Q4_K {
     static const u32 SLOT = 592;
@@ -23,8 +12,8 @@ struct T_Q4_K {
         const u32* h = (const u32*)(p.w + p.blocks * 16 + (u64)(p.blk & ~7u) * 2);
         u32 scale, min;
         scale_min_of(h[1], h[2], h[3], p.blk & 7, scale, min);
-        put2(to + 512 + lane * 2, scale | min << 8);
-        if (!(lane & 7)) put4(to + 576 + lane / 2, h[0]);
+        put_shared2(to + 512 + lane * 2, scale | min << 8);
+        if (!(lane & 7)) put_shared4(to + 576 + lane / 2, h[0]);
     }
     Vec4 a;
     u32 both, d;

@@ -1,12 +1,13 @@
 // Attention of one row by the blocks of a cluster, a KV head a cluster: head norms, positions, the append, all keys.
 //
 // Key j is the business of block j % 8 of the cluster, now and later, so the block that stores a key is the one that
-// reads it. All query heads that share the KV head share each key; DIM / 8 lanes take a key, 8 elements a lane, in
-// registers from the time before the queries exist. Each block sends what it has (means by maximum and sum) to the
-// owners of blocks of 32 results, who put the eight together.
+// reads it; in launches with very many keys, which come as boxes (boxes.cuh), runs of 32 keys are. All query heads that
+// share the KV head share each key; DIM / 8 lanes take a key, 8 elements a lane, in registers from the time before the
+// queries exist. Each block sends what it has (means by maximum and sum) to the owners of blocks of 32 results, who put
+// the eight together.
 #pragma once
 #include "dense.cuh"
-#include "deep.cuh"
+#include "boxes.cuh"
 
 #include "../keys.cuh"
 
@@ -22,16 +23,16 @@ __device__ inline u32 raw_at(u32 row) {
 // turns.
 struct TapeLayer {
     u64 norm, mlp_norm, q_norm, k_norm, qkv_bias, o_bias, gu_bias, down_bias, sinks, keys, values;
-    u32 group, window, rope, spare;
+    u32 group, window, rope, number;
     float scale, softcap;
-    u32 spares[4];
+    u32 flip, spares[3];
 };
 static_assert(sizeof(TapeLayer) == 128, "as src/fast/tape has it");
 
 // Loads where there is something; else x is what it was, and counts for nothing.
 struct KvF16 : EightsF16 {
     typedef TileF16 Deep;
-    static const bool TILES = true;
+    static const bool TILES = true, BOXES = false;
     __device__ static void load(Eight& x, const u8* pool, u64 tokens, u64 token, u32 e, bool there) {
         const u8* p = pool + (token * (KV_HEADS * DIM) + e) * 2;
         asm volatile("{.reg .pred p; setp.ne.u32 p, %5, 0; @p ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];}"
@@ -42,7 +43,7 @@ struct KvF16 : EightsF16 {
 };
 struct KvF32 : EightsF32 {
     typedef TileF16 Deep;
-    static const bool TILES = false;
+    static const bool TILES = false, BOXES = false;
     __device__ static void load(Eight& x, const u8* pool, u64 tokens, u64 token, u32 e, bool there) {
         const float* p = (const float*)pool + token * (KV_HEADS * DIM) + e;
         asm volatile(
@@ -55,7 +56,7 @@ struct KvF32 : EightsF32 {
 };
 struct KvQ8_0 : EightsQ8 {
     typedef TileQ8 Deep;
-    static const bool TILES = true;
+    static const bool TILES = true, BOXES = true;
     __device__ static void load(Eight& x, const u8* pool, u64 tokens, u64 token, u32 e, bool there) {
         const u32 width = KV_HEADS * DIM;
         const u8 *p = pool + token * width + e, *s = pool + scale_at(tokens * width, token * width, e);
@@ -73,6 +74,25 @@ static const bool TILES = Kv::TILES && GROUP >= 2 && GROUP <= DEEP_HEADS;
 #ifndef FEW_KEYS
 #define FEW_KEYS (2 * GROUPS)
 #endif
+// From so many tokens on a launch has very many keys, where the ring holds a layer of weights: its last slots are theirs then,
+// and one of those who pass on copies them.
+#ifndef BOXES_FROM
+#define BOXES_FROM 1536
+#endif
+static const u32 PLACES_MOST = 11, SLOTS_BESIDE_LEAST = 5, BESIDE = AT_RING + SLOTS_BESIDE_LEAST * SLOT_STRIDE + 511 + boxes::Queries::BYTES;
+static const u32 PLACES_BESIDE = SHARED_LIMIT > BESIDE ? (SHARED_LIMIT - BESIDE) / boxes::Tile::EACH : 0;
+static const u32 PLACES = PLACES_MOST < PLACES_BESIDE ? PLACES_MOST : PLACES_BESIDE, PAIRS_OF_WARPS = NW / 2;
+static const bool BOXES = TILES && Kv::BOXES && WINDOWS && (!NEAR || RANK_GROUPS < FORWARDERS) && PLACES >= PAIRS_OF_WARPS;
+static const u32 ROOM_OF_RUNS = PLACES * boxes::Tile::EACH + 511 + boxes::Queries::BYTES;
+static const u32 SLOTS_BESIDE = BOXES ? (SHARED_LIMIT - AT_RING - ROOM_OF_RUNS) / SLOT_STRIDE : SLOTS, SLOTS_LEFT = SLOTS < SLOTS_BESIDE ? SLOTS : SLOTS_BESIDE;
+static const u32 TAPE_SHARED = AT_RING + more(SLOTS * SLOT_STRIDE, BOXES ? SLOTS_LEFT * SLOT_STRIDE + ROOM_OF_RUNS : 0);
+static_assert(PLACES * boxes::Tile::BARRIERS <= 512, "barriers of runs have room");
+// Where runs are; behind them, queries.
+__device__ inline boxes::Ring ring_of_runs() {
+    u32 base = shared_address(room);
+    return {(Feed::at(SLOTS_LEFT) + 511) / 512 * 512, base + AT_RUN_BARS, base + AT_ASKED, PLACES};
+}
+__device__ inline u32 split_queries() { return ring_of_runs().to + PLACES * boxes::Tile::EACH; }
 // Keys that a group of lanes works at: as many as there are registers for, twice.
 static const u32 KEYS_AT_ONCE = TILES ? FEW_KEYS / GROUPS : (GROUP <= 2 ? 4 : 2) / (sizeof(typename Kv::Eight) > 16 ? 2 : 1);
 
@@ -92,8 +112,8 @@ struct Gains {
     }
 };
 
-// Norms a raw head and turns its pairs. One warp; a value is neither normed nor turned.
-__device__ inline void turn_head(u32 head, const Gains& g, bool normed, const float2* turns, float scale, bool turned, float eps, u32 lane) {
+// Norms a raw head and turns its pairs, and may split it. One warp; a value is neither normed nor turned.
+__device__ inline void turn_head(u32 head, const Gains& g, bool normed, const float2* turns, float scale, bool turned, float eps, u32 lane, bool split) {
     const float* x = (const float*)(room + AT_RAW);
     float* to = (float*)(room + AT_HEADS) + head * DIM;
     float a[PAIRS_A_LANE], b[PAIRS_A_LANE], square = 0.0f;
@@ -111,13 +131,16 @@ __device__ inline void turn_head(u32 head, const Gains& g, bool normed, const fl
         }
     }
     if (HEAD_NORMS && normed) scale *= rsqrtf(warp_sum(square) / (float)DIM + eps);
+    float values[2 * PAIRS_A_LANE];
+    u32 places[2 * PAIRS_A_LANE];
 #pragma unroll
     for (u32 j = 0; j < PAIRS_A_LANE; j++) {
         u32 p = lane + 32 * j;
         float u = a[j] * scale, v = b[j] * scale;
-        to[left_of(p)] = u * turn[j].x - v * turn[j].y;
-        to[right_of(p)] = u * turn[j].y + v * turn[j].x;
+        to[places[2 * j] = left_of(p)] = values[2 * j] = u * turn[j].x - v * turn[j].y;
+        to[places[2 * j + 1] = right_of(p)] = values[2 * j + 1] = u * turn[j].y + v * turn[j].x;
     }
+    if (BOXES && split) boxes::Queries::split(split_queries(), head, values, places);
 }
 
 // What a block keeps of the token's place.
@@ -125,6 +148,8 @@ struct Spot {
     const u32* tables;  // of the sequence, first group
     u32 group_words, pos, rank;
     u64 tokens;
+    bool boxed;      // whether the launch has very many keys
+    const u8* maps;  // of their boxes, by layer
 };
 
 struct Attention {
@@ -132,11 +157,17 @@ struct Attention {
     u32 places;   // as of a tile, where there are many keys
     Gains gains;  // of the warp's first head
     u32 here;     // the token's own block of the cache
+    bool boxed;   // whether the layer's keys come as boxes
 
     __device__ static u32 group() { return threadIdx.x / 32 % SET_WARPS * PER_WARP + threadIdx.x % 32 / LANES; }
-    // Of this block's keys, counted by eights: the first, and behind the last; how many, without the token's own.
-    __device__ static u32 begin(const TapeLayer& s, const Spot& c) { return (first_key(s.window, c.pos) + 7 - c.rank) / 8; }
-    __device__ static u32 keys(const Spot& c) { return c.pos > c.rank ? (c.pos - c.rank + 7) / 8 : 0; }
+    // Of so many tokens from the first on, how many keys are this block's; and the token of its key n.
+    __device__ static u32 keys_of(u32 tokens, const Spot& c) {
+        return BOXES && c.boxed ? boxes::keys_of(tokens, c.rank) : (tokens + 7 - c.rank) / 8;
+    }
+    __device__ static u32 token_of(u32 n, const Spot& c) { return BOXES && c.boxed ? boxes::token_of(n, c.rank) : 8 * n + c.rank; }
+    // Of this block's keys: the first, and behind the last; how many, without the token's own.
+    __device__ static u32 begin(const TapeLayer& s, const Spot& c) { return keys_of(first_key(s.window, c.pos), c); }
+    __device__ static u32 keys(const Spot& c) { return keys_of(c.pos, c); }
     __device__ static u32 old_keys(const TapeLayer& s, const Spot& c) {
         u32 from = begin(s, c), to = keys(c);
         return to > from ? to - from : 0;
@@ -149,13 +180,20 @@ struct Attention {
     __device__ static u32 first_tile(const TapeLayer& s, const Spot& c) { return (begin(s, c) & ~7u) + threadIdx.x / 32 * TILE; }
     __device__ static u32 element() { return threadIdx.x % LANES * 8; }
 
+    // Of the block's runs that a layer looks at: the first, and behind the last.
+    __device__ static u32 first_run(const TapeLayer& s, const Spot& c) { return begin(s, c) / boxes::RUN; }
+    __device__ static u32 last_run(const Spot& c) { return (keys(c) + boxes::RUN - 1) / boxes::RUN; }
+    __device__ static boxes::Cache cache_of_boxes(const TapeLayer& s, const Spot& c, u32 head) {
+        return {(const u8*)s.keys, (const u8*)s.values, c.maps + s.number * 128, s.flip, table(s, c), c.tokens, head, c.rank, keys(c)};
+    }
+
     // Begins to read this block's keys n, n + GROUPS, …
     __device__ void fetch(const TapeLayer& s, const Spot& c, u32 head, u32 n) {
-        u32 count = keys(c), last = count ? 8 * (count - 1) + c.rank : c.pos;
+        u32 count = keys(c), last = count ? token_of(count - 1, c) : c.pos;
 #pragma unroll
         for (u32 i = 0; i < KEYS_AT_ONCE; i++) {
             bool there = n + i * GROUPS < count;
-            u64 at = place_of(table(s, c), min(8 * (n + i * GROUPS) + c.rank, last));
+            u64 at = place_of(table(s, c), min(token_of(n + i * GROUPS, c), last));
             Kv::load(k[i], (const u8*)s.keys, c.tokens, at, head * DIM + element(), there);
             Kv::load(v[i], (const u8*)s.values, c.tokens, at, head * DIM + element(), there);
         }
@@ -171,9 +209,10 @@ struct Attention {
         const typename Kv::Eight zero = {};
 #pragma unroll
         for (u32 i = 0; i < KEYS_AT_ONCE; i++) k[i] = v[i] = zero;
+        boxed = BOXES && c.boxed && deep(s, c);
         if (!deep(s, c)) {
             fetch(s, c, head, begin(s, c) + group());
-        } else {
+        } else if (!boxed) {
             // Registers for them are not to spare yet.
             Tile<typename Kv::Deep> tile;
             tile.begin();
@@ -222,10 +261,10 @@ struct Attention {
         for (u32 e = lane; e < DIM; e += 32) to[e] = Kv::store(pool, c.tokens * (KV_HEADS * DIM), at, head * DIM + e, to[e]);
     }
 
-    // When the raw heads are there: attends, and sends this block's part to the owners.
-    __device__ void run(const TapeLayer& s, const Spot& c, u32 head, float eps) {
+    // When the raw heads are there: attends, and sends this block's part to the owners. `number` is that of the next run.
+    __device__ void run(const TapeLayer& s, const Spot& c, u32 head, float eps, u32& number) {
         u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        bool appends = c.pos % PEERS == c.rank;
+        bool appends = (BOXES && c.boxed ? c.pos / boxes::RUN : c.pos) % PEERS == c.rank;
         float factor = s.scale * (CAPPED ? 1.0f : LOG2E);
         const float2* turns = (const float2*)(room + AT_TURNS) + s.rope * PAIRS;
         u32 items = appends ? GROUP + 2 : GROUP;
@@ -233,12 +272,18 @@ struct Attention {
         for (u32 item = warp; item < items; item += NW) {
             bool is_query = item < GROUP, is_value = item > GROUP;
             if (HEAD_NORMS && item != warp) gains.take(norm_of(s, item), lane);
-            turn_head(item, gains, norm_of(s, item) != 0, turns, is_query ? factor : 1.0f, !is_value, eps, lane);
-            if (!is_query) append(s, c, head, item, lane);
+            turn_head(item, gains, norm_of(s, item) != 0, turns, is_query ? factor : 1.0f, !is_value, eps, lane, is_query && boxed);
+            // Where keys come as boxes, it can wait.
+            if (!is_query && !(BOXES && boxed)) append(s, c, head, item, lane);
             // No more items than warps.
             if (GROUP + 2 <= NW) break;
         }
-        u32 busy = deep(s, c) ? many_keys(s, c, head, appends) : few_keys(s, c, head, appends);
+        u32 busy;
+        if (BOXES && boxed) {
+            busy = boxed_keys(s, c, head, appends, number);
+        } else {
+            busy = deep(s, c) ? many_keys(s, c, head, appends) : few_keys(s, c, head, appends);
+        }
         MARK(5);
         meet();
         merge(c.rank, busy);
@@ -269,6 +314,37 @@ struct Attention {
         if (appends && warp == tiles % NW) mix.own(heads, seen);
         mix.over(tile, first_tile(s, c), NW * TILE, begin(s, c), keys(c), queries, [&]() { return cache(s, c, head); }, seen);
         mix.leave((float*)(room + AT_MIXES) + warp * WARP_HEADS * DIM, part()[warp]);
+        return busy;
+    }
+
+    // Keys that come as boxes: how many warps had some.
+    __device__ __forceinline__ u32 boxed_keys(const TapeLayer& s, const Spot& c, u32 head, bool appends, u32& number) {
+        u32 warp = threadIdx.x / 32, first = first_run(s, c), tiles = (keys(c) - first * boxes::RUN + TILE - 1) / TILE;
+        // One of the two warps that keep the token's key and value takes these, too.
+        u32 busy = min(appends ? more(tiles, GROUP + 2) : tiles, NW);
+        bool keeps = appends && warp >= GROUP && warp < GROUP + 2, owns = appends && warp == GROUP + 1;
+        boxes::Tile tile;
+        tile.begin(ring_of_runs(), number + warp / 2, s.flip);
+        number += last_run(c) - first;
+        meet();
+        MARK(4);
+        if (keeps) {
+            append(s, c, head, warp, tile.lane);
+            if (!owns) come_to_pair();
+        }
+        // Both warps of a pair say that runs have been used.
+        if (warp >= (busy + 1) / 2 * 2) return busy;
+        boxes::Queries queries;
+        queries.take(split_queries(), tile.lane);
+        auto seen = [&](float x) { return capped(s, x); };
+        boxes::Mix mix;
+        mix.begin(tile.lane);
+        mix.over(tile, first * boxes::RUN + warp * TILE, NW * TILE, begin(s, c), queries, [&]() { return cache_of_boxes(s, c, head); }, seen);
+        if (owns) {
+            meet_pair();
+            mix.own((const float*)(room + AT_HEADS), seen);
+        }
+        mix.leave((float*)(room + AT_MIXES) + warp * WARP_HEADS * DIM, part()[warp], tile.side());
         return busy;
     }
 
@@ -401,6 +477,46 @@ struct Attention {
             } else {
                 put_block(board + (head * MIX_BLOCKS + b) * 48, mean / all, epoch, lane);
             }
+        }
+    }
+};
+
+// The warp that has runs copied for all others, one after the other, layer after layer and token after token.
+struct Bringer {
+    u32 lane, number;  // of the next run
+
+    // A layer's, when attention of the last token has left its key there; false where the launch has come to its end.
+    __device__ bool layer(const TapeLayer& s, const Spot& c, u32 head) {
+        if (!Attention::deep(s, c)) return true;
+        boxes::Cache cache = Attention::cache_of_boxes(s, c, head);
+        u32 end = Attention::last_run(c);
+#pragma unroll 1
+        for (u32 first = Attention::first_run(s, c); first < end; first += 32) {
+            // The blocks of so many, a lane each.
+            u32 block = __ldg(cache.table + Attention::token_of(min(first + lane, end - 1) * boxes::RUN, c) / KV_BLOCK);
+#pragma unroll 1
+            for (u32 i = 0; i < min(end - first, 32u); i++) {
+                u32 token = __shfl_sync(0xffffffffu, block, i) * KV_BLOCK + c.rank * boxes::RUN % KV_BLOCK;
+                boxes::Tile tile;
+                tile.begin(ring_of_runs(), number, s.flip);
+                POLLS;
+                while (!__all_sync(0xffffffffu, bar_done_now(tile.bar(boxes::Tile::USED), tile.phase() ^ 1))) {
+                    if (*(volatile u32*)(room + AT_HALT)) return false;
+                    WATCHED("room for a run");
+                }
+                tile.copy(cache, token);
+                number++;
+            }
+        }
+        return true;
+    }
+    // Nothing may be on its way into the memory of a block that has ended.
+    __device__ void drain() const {
+#pragma unroll 1
+        for (u32 i = 1; i <= min(PLACES, number); i++) {
+            boxes::Tile tile;
+            tile.begin(ring_of_runs(), number - i, 0);
+            bar_wait(tile.bar(boxes::Tile::THERE), tile.phase());
         }
     }
 };

@@ -23,6 +23,10 @@ __device__ inline void bar_init(u32 bar, u32 count) {
 __device__ inline void bar_arrive(u32 bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
+// Arrives when all copies that this thread has begun are there.
+__device__ inline void bar_arrive_copied(u32 bar) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
+}
 // Arrives, and asks for so many bytes before the phase ends.
 __device__ inline void bar_expect(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
@@ -31,6 +35,16 @@ __device__ inline bool bar_done(u32 bar, u32 parity) {
     u32 done;
     asm volatile(
         "{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+        : "=r"(done)
+        : "r"(bar), "r"(parity)
+        : "memory");
+    return done;
+}
+// The same without waiting at all.
+__device__ inline bool bar_done_now(u32 bar, u32 parity) {
+    u32 done;
+    asm volatile(
+        "{.reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
         : "=r"(done)
         : "r"(bar), "r"(parity)
         : "memory");
@@ -67,6 +81,9 @@ __device__ inline void send4(u32 to, u32 bar, u32 a, u32 b, u32 c, u32 d) {
 __device__ inline void cluster_barrier() {
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
+// Of two warps: one comes, the other waits for it.
+__device__ inline void come_to_pair() { asm volatile("bar.arrive 2, 64;" ::: "memory"); }
+__device__ inline void meet_pair() { asm volatile("bar.sync 2, 64;" ::: "memory"); }
 // Of the warps that compute.
 __device__ inline void meet() { asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS) : "memory"); }
 
@@ -132,10 +149,4 @@ __device__ inline Three get_three(const void* from) {
         : "l"(from)
         : "memory");
     return t;
-}
-
-__device__ inline u32 largest_of_warp(u32 v) {
-    u32 r;
-    asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(r) : "r"(v));
-    return r;
 }

@@ -93,6 +93,7 @@ struct Step {
     u32 ends;  // rows of layers' ends that were received
     u32 at;    // layers, and heads, since the launch began
     bool attends;
+    u32 runs;  // of keys that came as boxes, since the launch began
 
     // Rows of the output or of down to all, onto the residuals where these are not with those who pass rows on.
     template <class W, u32 NB, class Ready>
@@ -192,7 +193,10 @@ struct Step {
         }
     }
 
-    __device__ void layer(const TapeLayer& s, const Spot& spot, u32 number, u32 epoch, u32 parity) {
+    __device__ static const TapeLayer& layer_of(u32 number) { return ((const TapeLayer*)(room + AT_LAYERS))[number]; }
+
+    __device__ void layer(const Spot& spot, u32 number, u32 epoch, u32 parity) {
+        const TapeLayer& s = layer_of(number);
         u64 *middle = (u64*)(board + BOARD_MIDDLE), *end = (u64*)(board + BOARD_LAYER);
         u32 bars = shared_address(room);
         if (attends) {
@@ -207,7 +211,7 @@ struct Step {
             bar_wait(bars + BAR_HEADS, parity);
             if (threadIdx.x == 0) bar_expect(bars + BAR_HEADS, RAW_ROWS * 4);
             MARK(3);
-            mix.run(s, spot, cluster, a.eps);
+            mix.run(s, spot, cluster, a.eps, runs);
             MARK(6);
             if (rank < MIX_BLOCKS) {
                 bar_wait(bars + BAR_MIXES, parity);
@@ -226,8 +230,7 @@ struct Step {
                 MARK(10);
             }
         } else {
-            if (!ALL_READ_ROWS) number = 0;
-            begins(number);
+            begins(ALL_READ_ROWS ? number : 0);
             done(1);
             // No warp may be a layer behind another.
             meet();
@@ -241,6 +244,8 @@ struct Step {
             MARK(10);
         }
         done(2);
+        // Boxes of the next token have the key and value of this one. While all wait for all.
+        if (BOXES && spot.boxed && spot.pos / boxes::RUN % PEERS == rank) fence_boxes();
         gated(s, epoch, parity, [&] {
             receive<BAR_GATED, NB_WIDTH>(parity);
             if (NEAR) says(false);
@@ -353,10 +358,30 @@ struct Step {
     }
 };
 
+// Runs of keys for the warps that compute, token after token.
+__device__ inline void bring(const Step& step, const TapeArgs& a, Spot spot) {
+    Bringer b = {threadIdx.x % 32, 0};
+    bool going = true;
+#pragma unroll 1
+    for (u32 round = 0; round < a.rounds && going; round++, spot.pos++) {
+#pragma unroll 1
+        for (u32 i = 0; i < LAYERS && going; i++) {
+            POLLS;
+            while (round > 0 && (int)(*(volatile u32*)(room + AT_DONE) - (4 * ((round - 1) * (LAYERS + 1) + i) + 3)) < 0) {
+                if (*(volatile u32*)(room + AT_HALT)) break;
+                WATCHED("the token's key");
+            }
+            __syncwarp();
+            going = b.layer(Step::layer_of(i), spot, step.cluster);
+        }
+    }
+    b.drain();
+}
+
 // What a rank passes on, token after token.
-__device__ inline void forward(const Step& step, const TapeArgs& a, const float* final_norm, u32 warp) {
+__device__ inline void forward(const Step& step, const TapeArgs& a, const float* final_norm, u32 warp, u32 all) {
     Forwarder f;
-    f.rank = step.rank, f.warp = warp, f.lane = threadIdx.x % 32;
+    f.rank = step.rank, f.warp = warp, f.lane = threadIdx.x % 32, f.all = all;
 #pragma unroll
     for (u32 p = 0; p < PEERS; p++) f.peer[p] = at_peer(shared_address(room), p);
     const u8* board = step.board;
@@ -372,7 +397,7 @@ __device__ inline void forward(const Step& step, const TapeArgs& a, const float*
         if (NEAR) f.begin();
 #pragma unroll 1
         for (u32 i = 0; i < LAYERS; i++, epoch++) {
-            const TapeLayer& s = ((const TapeLayer*)(room + AT_LAYERS))[i];
+            const TapeLayer& s = Step::layer_of(i);
             u32 done = 4 * (round * (LAYERS + 1) + i);
             f.until(done);
             if ((ALL_READ_ROWS || step.attends) && i > 0) f.row<BAR_LAYER, false>(board + BOARD_LAYER, epoch - 1, (const float*)s.norm);
@@ -391,10 +416,15 @@ __device__ inline void forward(const Step& step, const TapeArgs& a, const float*
 extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(8, 1, 1)
     tape_decode(TapeArgs a, const TapeLayer* layers, const TapeShare* shares, const u8* tape, Row* all_rows,
                 const Wanted* wanted, u32* last, const u32* stops, const u32* stop, Out* outs, const u8* table,
-                const float* final_norm, const float* freqs, const u32* tables, float* logits, u8* board) {
+                const float* final_norm, const float* freqs, const u32* tables, float* logits, u8* board, const u8* maps) {
     u32 t = threadIdx.x, base = shared_address(room);
-    Step step = {a, shares[blockIdx.x], board, logits, {0, 0}, blockIdx.x / PEERS,
-                 blockIdx.x % PEERS, 0, 0, 0, blockIdx.x / PEERS < KV_HEADS};
+    Row row = all_rows[a.base];
+    u32 rank = blockIdx.x % PEERS, cluster = blockIdx.x / PEERS;
+    bool attends = cluster < KV_HEADS;
+    u64 tokens = (u64)a.tokens_high << 32 | a.tokens_low;
+    bool boxed = BOXES && row.pos + a.rounds > BOXES_FROM;
+    u32 slots = boxed && attends ? SLOTS_LEFT : SLOTS;
+    Step step = {a, shares[blockIdx.x], board, logits, {0, 0, slots}, cluster, rank, 0, 0, 0, attends, 0};
     step.even = even_pieces(step.share.rows);
     if (t == 0) {
         for (u32 i = 0; i < SLOTS; i++) {
@@ -402,6 +432,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(8, 1, 
             bar_init(base + AT_BARS + (SLOTS + i) * 8, NW);
         }
         for (u32 i = 0; i < 7; i++) bar_init(base + BAR_HEADS + i * 8, 1);
+        for (u32 i = 0; BOXES && i < 2 * PLACES; i++) bar_init(base + AT_RUN_BARS + i * 8, i % 2 ? 2 : boxes::Tile::COME);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         bar_expect(base + BAR_HEADS, RAW_ROWS * 4);
         if (step.rank < MIX_BLOCKS) bar_expect(base + BAR_MIXES, step.mix_bytes());
@@ -415,6 +446,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(8, 1, 
         *(u32*)(room + AT_EPOCH) = *(const volatile u32*)(board + BOARD_EPOCH) + 1;
         *(u32*)(room + AT_STEP) = 1;
         *(u32*)(room + AT_DONE) = 0;
+        *(u32*)(room + AT_ASKED) = 0;
 #ifdef TIMES
         for (u32 i = 0; i < PHASES; i++) times_sums[i] = 0;
         times_at = clock64();
@@ -428,18 +460,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(8, 1, 
     if (t >= CONSUMERS) {
         if (t == CONSUMERS) {
             const u8* from = tape + step.share.at;
-            Filler f = {{0, 0}, {0, 0}, from, from, policy_once(), 0, 0, step.even, 0};
+            Filler f = {{0, 0, slots}, {0, 0, slots}, from, from, policy_once(), 0, 0, step.even, 0, boxed};
             for (u32 round = 0; round < a.rounds; round++)
                 if (!f.token(step.share, step.attends)) break;
             f.drain();
         } else if (t >= CONSUMERS + 32) {
-            forward(step, a, final_norm, t / 32 - NW - 1);
+            u32 warp = t / 32 - NW - 1;
+            bool brings = boxed && attends;
+            if (BOXES && brings && warp == FORWARDERS - 1) {
+                bring(step, a, {tables + row.seq * a.stride, a.group_words, row.pos, rank, tokens, true, maps});
+            } else {
+                forward(step, a, final_norm, warp, FORWARDERS - brings);
+            }
         }
         __syncwarp();
         cluster_barrier();
         return;
     }
-    Row row = all_rows[a.base];
     Wanted w = wanted[0];
     u32 token = row.token == NONE ? last[row.slot] : row.token, parity = 0;
     turn_to(row.pos, freqs);
@@ -457,10 +494,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(8, 1, 
             if (t == 0) *(volatile u32*)(room + AT_ROUND) = round + 1;
         }
         MARK(0);
-        Spot spot = {tables + row.seq * a.stride, a.group_words, row.pos, step.rank, (u64)a.tokens_high << 32 | a.tokens_low};
+        Spot spot = {tables + row.seq * a.stride, a.group_words, row.pos, step.rank, tokens, boxed, maps};
 #pragma unroll 1
         for (u32 i = 0; i < LAYERS; i++) {
-            step.layer(((const TapeLayer*)(room + AT_LAYERS))[i], spot, i, epoch + i, parity);
+            step.layer(spot, i, epoch + i, parity);
             parity ^= 1;
         }
         bool stopped = blockIdx.x == 0 && *(volatile const u32*)(stop + row.slot) >= w.ticket;

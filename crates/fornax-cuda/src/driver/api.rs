@@ -57,6 +57,22 @@ impl Form {
     }
 }
 
+/// A part of memory as bytes along four axes, the first of them lines, and the boxes that are copied of it: what
+/// `cuTensorMapEncodeTiled` is told. In lines of 64 bytes, pieces of 16 change places, so that those of eight lines lie in
+/// all banks of shared memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Boxes {
+    pub(crate) at: u64,
+    /// Bytes of a line, then lengths of the other axes.
+    pub(crate) sizes: [u64; 4],
+    /// Bytes from one to the next along the axes behind the first: multiples of 16, below 2^40.
+    pub(crate) strides: [u64; 3],
+    pub(crate) each: [u32; 4],
+}
+
+/// What a kernel reads to copy boxes.
+pub(crate) type BoxMap = [u8; 128];
+
 /// The driver, or what stands in for it. Everything that is queued runs in order, on one stream.
 ///
 /// # Safety
@@ -88,6 +104,7 @@ pub(crate) trait Api: fmt::Debug + Send + Sync {
     /// Where a module's variable of this name is.
     unsafe fn variable(&self, module: usize, name: &str) -> Done<u64>;
     unsafe fn allow_shared(&self, function: usize, bytes: u32) -> Done;
+    fn boxes(&self, boxes: &Boxes) -> Done<BoxMap>;
     /// How many clusters of such a launch the GPU runs at once.
     unsafe fn clusters(&self, function: usize, form: Form) -> Done<u32>;
     /// Queues a kernel; `constants` are its first argument, `pointers` the others.

@@ -5,7 +5,7 @@ use std::ffi::{CString, c_void};
 use cudarc::driver::{result, sys};
 use fornax_plan::{Error, Result};
 
-use super::api::{Api, Done, Fault, Form};
+use super::api::{Api, BoxMap, Boxes, Done, Fault, Form};
 
 /// The oldest driver whose functions are all called for: CUDA 12.8.
 const DRIVER_MIN: i32 = 12080;
@@ -250,6 +250,30 @@ impl Api for Cuda {
         // The driver copies the parameters before it returns.
         // SAFETY: the condition is the trait's.
         unsafe { queue(function, grid, block, form.shared, stream, params) }.map_err(fault)
+    }
+
+    fn boxes(&self, boxes: &Boxes) -> Done<BoxMap> {
+        let &Boxes { at, sizes, strides, each } = boxes;
+        let mut map = sys::CUtensorMap { opaque: [0; 16] };
+        // SAFETY: all places are valid for the call, which only writes the map; the address is not followed.
+        let done = unsafe {
+            sys::cuTensorMapEncodeTiled(
+                &raw mut map,
+                sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
+                4,
+                at as *mut _,
+                sizes.as_ptr(),
+                strides.as_ptr(),
+                each.as_ptr(),
+                [1; 4].as_ptr(),
+                sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_64B,
+                sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+        };
+        let bytes = map.opaque.map(u64::to_le_bytes).concat();
+        done.result().map(|()| bytes.try_into().unwrap_or([0; 128])).map_err(fault)
     }
 
     unsafe fn clusters(&self, function: usize, form: Form) -> Done<u32> {

@@ -10,7 +10,7 @@ use fornax_plan::{Error, Result};
 use libloading::Library;
 
 use super::Gpu;
-use super::api::{Api, Done, Fault, Form, OUT_OF_MEMORY};
+use super::api::{Api, BoxMap, Boxes, Done, Fault, Form, OUT_OF_MEMORY};
 
 const SHIM: &str = include_str!("../../host/shim.h");
 const RUN: &str = include_str!("../../host/run.cpp");
@@ -452,6 +452,11 @@ impl Api for Host {
             None => s.take(Queued::Launch(launch))?,
         }
         Ok(())
+    }
+
+    /// No kernel copies boxes here.
+    fn boxes(&self, _: &Boxes) -> Done<BoxMap> {
+        Ok([0; 128])
     }
 
     /// Nothing here runs side by side; on paper there are as many as on an H200.

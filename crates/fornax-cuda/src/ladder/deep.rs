@@ -31,6 +31,67 @@ extern \"C\" __global__ void probe(ProbeArgs a, const u8* keys, const u8* values
 }
 ";
 
+/// The same where keys come as boxes.
+const BOXES_PROBE: &str = "
+struct ProbeArgs { u32 rank, first, keys, own, tokens; };
+extern \"C\" __global__ void probe(ProbeArgs a, const u8* keys, const u8* values, const u32* table, const float* heads,
+                                 float* means, float2* marks) {
+    using namespace boxes;
+    __shared__ __align__(16) u8 room[boxes::Queries::BYTES];
+    __shared__ __align__(128) u8 runs[4 * boxes::Tile::EACH];
+    u32 warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32, n = a.first / RUN * RUN + warp * TILE;
+    auto cache = [&]() { return Cache{keys, values, 0, 0, table, a.tokens, 1, a.rank, a.keys}; };
+    boxes::Tile tile;
+    tile.begin({shared_address(runs), 0, 0, 4}, warp / 2, 0);
+    for (u32 h = warp; h < GROUP; h += warps) {
+        float values[DIM / 32];
+        u32 places[DIM / 32];
+        for (u32 i = 0; i < DIM / 32; i++) values[i] = heads[h * DIM + (places[i] = 32 * i + lane)];
+        boxes::Queries::split(shared_address(room), h, values, places);
+    }
+    __syncthreads();
+    boxes::Queries queries;
+    queries.take(shared_address(room), lane);
+    auto seen = [](float x) { return x; };
+    boxes::Mix mix;
+    mix.begin(lane);
+    mix.over(tile, n, warps * TILE, a.first, queries, cache, seen);
+    if (a.own && warp == warps - 1) mix.own(heads, seen);
+    mix.leave(means + warp * GROUP * DIM, marks + warp * GROUP, tile.side());
+}
+";
+
+/// How keys come, of what format.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Form {
+    Loads(TensorType),
+    Boxes,
+}
+
+impl Form {
+    fn ty(self) -> TensorType {
+        match self {
+            Form::Loads(ty) => ty,
+            Form::Boxes => TensorType::Q8_0,
+        }
+    }
+
+    /// How many of the tokens from the first on are a rank's.
+    fn keys_of(self, tokens: u32, rank: u32) -> u32 {
+        match self {
+            Form::Loads(_) => (tokens + 7 - rank) / RANKS,
+            Form::Boxes => tokens / 256 * 32 + (tokens % 256).saturating_sub(32 * rank).min(32),
+        }
+    }
+
+    fn rank_of(self, token: u32) -> u32 {
+        match self {
+            Form::Loads(_) => token % RANKS,
+            Form::Boxes => token / 32 % RANKS,
+        }
+    }
+}
+
 const WARPS: u32 = 8;
 const RANKS: u32 = 8;
 const KV_HEADS: u32 = 2;
@@ -69,14 +130,8 @@ fn pool(
 }
 
 /// The token at `pos` looks at what is in its window: the largest difference of a mean, as a share of the largest mean.
-fn apart(
-    probe: &Probe,
-    ty: TensorType,
-    (dim, group): (u32, u32),
-    (pos, window): (u32, u32),
-    scale: f32,
-) -> f64 {
-    let width = KV_HEADS * dim;
+fn apart(probe: &Probe, (dim, group): (u32, u32), (pos, window): (u32, u32), scale: f32) -> f64 {
+    let (width, ty) = (KV_HEADS * dim, probe.form.ty());
     let blocks = pos / BLOCK + 1;
     // The blocks of the sequence from the last to the first; block 0 is somebody else's.
     let place = |p: u32| (blocks - p / BLOCK) * BLOCK + p % BLOCK;
@@ -136,23 +191,25 @@ fn apart(
     worst / most
 }
 
-/// The kernel above for one shape and format.
+/// A kernel above for one shape and format.
 struct Probe {
+    form: Form,
     gpu: std::sync::Arc<crate::driver::Gpu>,
     function: crate::driver::Function,
 }
 
 impl Probe {
-    fn new(ty: TensorType, (dim, group): (u32, u32)) -> Probe {
+    fn new(form: Form, (dim, group): (u32, u32)) -> Probe {
         let (gpu, _) = host::gpu();
-        let cells = if ty == TensorType::F16 { "TileF16" } else { "TileQ8" };
+        let cells = if form.ty() == TensorType::F16 { "TileF16" } else { "TileQ8" };
+        let probe = if form == Form::Boxes { BOXES_PROBE } else { PROBE };
         let source = format!(
             "#define DIM {dim}\n#define Cells {cells}\n#include \"../tensor.cuh\"\n\
-             static const u32 GROUP = {group}, KV_HEADS = {KV_HEADS};\n#include \"deep.cuh\"\n{PROBE}"
+             static const u32 GROUP = {group}, KV_HEADS = {KV_HEADS};\n#include \"boxes.cuh\"\n{probe}"
         );
         let code = host::compile("tape", &source, &["probe".to_string()]).unwrap();
         let function = gpu.module(&code).unwrap().function("probe").unwrap();
-        Probe { gpu, function }
+        Probe { form, gpu, function }
     }
 
     /// What all ranks and warps leave: means, and what they are relative to with the sums.
@@ -178,9 +235,9 @@ impl Probe {
             (self.gpu.alloc(parts * dim as usize * 4).unwrap(), self.gpu.alloc(parts * 8).unwrap());
         let (mut all_means, mut all_marks) = (Vec::new(), Vec::new());
         for rank in 0..RANKS {
-            let count = if pos > rank { (pos - rank).div_ceil(RANKS) } else { 0 };
-            let from = (first + 7 - rank) / RANKS;
-            let constants = [rank, from, count, u32::from(pos % RANKS == rank), tokens];
+            let [from, count] = [first, pos].map(|tokens| self.form.keys_of(tokens, rank));
+            let own = u32::from(self.form.rank_of(pos) == rank);
+            let constants = [rank, from, count, own, tokens];
             let pointers = [&keys, &values, &table, &heads, &means, &marks].map(|m| m.ptr);
             self.gpu.launch(&self.function, (1, 1), WARPS * 32, 0, &constants, &pointers).unwrap();
             for (memory, all) in [(&means, &mut all_means), (&marks, &mut all_marks)] {
@@ -194,16 +251,21 @@ impl Probe {
 }
 
 /// Every place of a last tile, windows that begin within one, small values and large ones.
-fn every_length(ty: TensorType, dims: [u32; 2]) {
+fn every_length(form: Form, dims: [u32; 2]) {
     for shape in dims.into_iter().flat_map(|dim| [1, 2, 3, 4].map(|group| (dim, group))) {
-        let probe = Probe::new(ty, shape);
-        for (at, scale) in
-            [((65, 0), 1.0), ((1100, 0), 1e-3), ((1339, 300), 1.0), ((512, 77), 200.0)]
-        {
-            let off = apart(&probe, ty, shape, at, scale);
+        let probe = Probe::new(form, shape);
+        let places = [
+            ((65, 0), 1.0),
+            ((1100, 0), 1e-3),
+            ((1339, 300), 1.0),
+            ((512, 77), 200.0),
+            ((5003, 0), 1.0),
+        ];
+        for (at, scale) in places {
+            let off = apart(&probe, shape, at, scale);
             assert!(
                 off < 3e-6,
-                "{ty}, heads of {}, {} of them, position and window {at:?}: {off:e}",
+                "{form:?}, heads of {}, {} of them, position and window {at:?}: {off:e}",
                 shape.0,
                 shape.1
             );
@@ -213,20 +275,25 @@ fn every_length(ty: TensorType, dims: [u32; 2]) {
 
 #[test]
 fn many_keys_of_halves_are_weighed_as_exactly_as_few() {
-    every_length(TensorType::F16, [64, 128]);
+    every_length(Form::Loads(TensorType::F16), [64, 128]);
 }
 
 #[test]
 fn many_keys_of_8_bit_blocks_are_weighed_as_exactly_as_few() {
-    every_length(TensorType::Q8_0, [64, 128]);
+    every_length(Form::Loads(TensorType::Q8_0), [64, 128]);
+}
+
+#[test]
+fn very_many_keys_are_weighed_as_exactly_as_few() {
+    every_length(Form::Boxes, [64, 128]);
 }
 
 /// A warp looks its tiles' blocks up by sixteens.
 #[test]
 fn more_tiles_than_are_looked_up_at_once_are_weighed_alike() {
-    for ty in [TensorType::F16, TensorType::Q8_0] {
+    for form in [Form::Loads(TensorType::F16), Form::Loads(TensorType::Q8_0), Form::Boxes] {
         let shape = (64, 2);
-        let off = apart(&Probe::new(ty, shape), ty, shape, (16_600, 0), 1.0);
-        assert!(off < 3e-6, "{ty}: {off:e}");
+        let off = apart(&Probe::new(form, shape), shape, (16_600, 0), 1.0);
+        assert!(off < 3e-6, "{form:?}: {off:e}");
     }
 }

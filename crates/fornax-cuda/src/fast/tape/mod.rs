@@ -1,6 +1,7 @@
 //! Decoding one sequence from tapes: every block of threads has its weights of the whole model in the order in which it
 //! reads them, and clusters of blocks share a head's attention (`kernels/tape`). It knows no step.
 
+mod cache;
 pub(crate) mod fit;
 pub(crate) mod lay;
 pub(crate) mod share;
@@ -63,8 +64,8 @@ pub(crate) struct Tape {
     clusters: u32,
     sizes: Sizes,
     args: TapeArgs,
-    /// layers, shares, tapes, table, final norm, frequencies, logits, board.
-    at: [u64; 8],
+    /// layers, shares, tapes, table, final norm, frequencies, logits, board, boxes of the cache.
+    at: [u64; 9],
     _memory: Vec<Memory>,
 }
 
@@ -110,6 +111,10 @@ impl Tape {
         if let Some(why) = too_much(lay::bytes(g, &shares), gpu.free_bytes()?) {
             return Ok(Err(why));
         }
+        let boxes = match cache::boxes(p, source, g)? {
+            Ok(boxes) => boxes,
+            Err(why) => return Ok(Err(why)),
+        };
         let types: Vec<_> =
             planes::PLANED.iter().filter(|t| g.types.contains(t)).copied().collect();
         let module = kernels::load(gpu, p.compiler, "lay", &types, &[])?;
@@ -130,6 +135,7 @@ impl Tape {
         let shares = keep.bytes(&shares.iter().flat_map(share_bytes).collect::<Vec<_>>())?;
         let freqs = keep.bytes(&frequencies(p.plan))?;
         let board = keep.bytes(&vec![0; sizes.board as usize])?;
+        let boxes = keep.bytes(&boxes)?;
         let at = [
             layers,
             shares,
@@ -139,6 +145,7 @@ impl Tape {
             freqs,
             source.logits,
             board,
+            boxes,
         ];
         let (first, next) = p.shape.out_counts();
         let tokens = u64::from(p.limits.kv_blocks) * u64::from(crate::prepare::KV_BLOCK);
@@ -169,12 +176,12 @@ impl Tape {
         with_logits: bool,
     ) -> Result<()> {
         let args = TapeArgs { rounds, base, ..self.args };
-        let [layers, shares, tapes, table, final_norm, freqs, logits, board] = self.at;
+        let [layers, shares, tapes, table, final_norm, freqs, logits, board, boxes] = self.at;
         let logits = if with_logits { logits } else { 0 };
         let Words { all_rows, wanted, last, stops, stop, outs, tables } = *words;
         let pointers = [
             layers, shares, tapes, all_rows, wanted, last, stops, stop, outs, table, final_norm,
-            freqs, tables, logits, board,
+            freqs, tables, logits, board, boxes,
         ];
         let (form, Sizes { threads, shared, .. }) = ((self.clusters, CLUSTER), self.sizes);
         gpu.launch_clusters(&self.function, form, threads, shared, &args.words(), &pointers)
@@ -335,7 +342,7 @@ fn share_bytes(s: &Share) -> Vec<u8> {
 /// The layers as the kernel reads them.
 fn layer_bytes(p: &Parts<'_>, source: &Source<'_>, keep: &mut Keep<'_>) -> Result<Vec<u8>> {
     let mut all = Vec::new();
-    for layer in source.layers {
+    for (number, layer) in source.layers.iter().enumerate() {
         let [qkv, attend, o, gated, down] = layer.stages.map(|at| &source.stages[at]);
         let norm = |s: &Stage| if s.pro == NORM { s.norm[0] } else { 0 };
         let bias = by_head(p, &source.fit.geometry, layer);
@@ -358,11 +365,12 @@ fn layer_bytes(p: &Parts<'_>, source: &Source<'_>, keep: &mut Keep<'_>) -> Resul
             attend.group,
             attend.window,
             attend.rope,
-            0,
+            number as u32,
             attend.scale.to_bits(),
             attend.softcap.to_bits(),
+            u32::from(cache::flipped([attend.w[0], attend.w[1]])),
         ];
-        all.extend(words.into_iter().chain([0; 4]).flat_map(u32::to_le_bytes));
+        all.extend(words.into_iter().chain([0; 3]).flat_map(u32::to_le_bytes));
     }
     Ok(all)
 }
