@@ -1,6 +1,6 @@
 //! The CPU as a provider: its options, what it is, what it refuses. It knows no kernel.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use fornax_gguf::TensorType;
 use fornax_plan::{
@@ -129,7 +129,7 @@ impl CpuDevice {
         if Isa::Avx512Vnni.is_available() {
             // SAFETY: the tier is available.
             let busy = |rounds| unsafe { matrix::avx512::busy(rounds) };
-            let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut pool = self.pool.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             return crate::stream::op_rate(&mut pool, busy).map(Some);
         }
         Ok(None)
@@ -145,7 +145,7 @@ impl CpuDevice {
         if Isa::Amx.is_available() {
             // SAFETY: the tier is available.
             let busy = |rounds| unsafe { matrix::amx::busy(rounds / 8) };
-            let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut pool = self.pool.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             return crate::stream::op_rate(&mut pool, busy).map(Some);
         }
         Ok(None)
