@@ -1,7 +1,7 @@
 //! Keys and values of an 8-bit cache as boxes: 32 tokens of a KV head, which a kernel has copied to shared memory by one
 //! instruction (`kernels/tape/boxes.cuh`). It knows no step.
 
-use fornax_plan::{KvType, Result};
+use fornax_plan::KvType;
 
 use super::Source;
 use super::share::Geometry;
@@ -31,11 +31,7 @@ pub(super) fn flipped([keys, values]: [u64; 2]) -> bool {
 }
 
 /// A map of boxes for every layer, of nothing where the cache has none. Else why there are none.
-pub(super) fn boxes(
-    p: &Parts<'_>,
-    source: &Source<'_>,
-    g: &Geometry,
-) -> Result<std::result::Result<Vec<u8>, String>> {
+pub(super) fn boxes(p: &Parts<'_>, source: &Source<'_>, g: &Geometry) -> Result<Vec<u8>, String> {
     let mut all = Vec::with_capacity(source.layers.len() * size_of::<BoxMap>());
     for layer in source.layers {
         let [_, attend, ..] = layer.stages;
@@ -47,16 +43,16 @@ pub(super) fn boxes(
             width: g.kv_heads * g.dim,
             head: g.dim,
         };
-        if pools.apart >= FAR {
-            return Ok(Err(format!("keys and values {} bytes apart", pools.apart)));
-        }
         let map: BoxMap = match p.limits.kv_type {
-            KvType::Q8_0 => p.gpu.boxes(&pools.boxes())?,
+            KvType::Q8_0 if pools.apart >= FAR => {
+                return Err(format!("keys and values {} bytes apart", pools.apart));
+            }
+            KvType::Q8_0 => p.gpu.boxes(&pools.boxes()).map_err(|e| e.to_string())?,
             KvType::F16 | KvType::F32 => [0; 128],
         };
         all.extend(map);
     }
-    Ok(Ok(all))
+    Ok(all)
 }
 
 impl Pools {

@@ -111,7 +111,7 @@ impl Tape {
         if let Some(why) = too_much(lay::bytes(g, &shares), gpu.free_bytes()?) {
             return Ok(Err(why));
         }
-        let boxes = match cache::boxes(p, source, g)? {
+        let boxes = match cache::boxes(p, source, g) {
             Ok(boxes) => boxes,
             Err(why) => return Ok(Err(why)),
         };
