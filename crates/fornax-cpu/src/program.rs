@@ -1,7 +1,6 @@
 //! A prepared model: buffers, weights, cache and the steps that run on them. It knows the
 //! boundary and the pool; what a stage does is [`crate::run`]'s.
 
-use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fornax_gguf::blocks;
@@ -174,7 +173,6 @@ impl CpuProgram {
             made: Q8Rows::placed(&mut arena, made_q8(&stages, token_rows, wanted)),
             prompt,
             angles: token_values(&mut arena, token_rows, angle_width),
-            angles_of: (0..token_rows).map(|_| AtomicU32::new(0)).collect(),
             ropes: plan.ropes.clone(),
             states: rows(held, limits.slots as usize, states, "states")?,
             pairs: [

@@ -5,7 +5,6 @@
 //! decided by claims and never shows in a result: every element is computed by the same code from
 //! the same inputs wherever it lands.
 
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use fornax_gguf::blocks;
@@ -38,8 +37,6 @@ pub(crate) struct Machine {
     pub(crate) prompt: Option<Prompt>,
     /// Angles of every row: all rotary tables side by side.
     pub(crate) angles: Rows,
-    /// The position that a row's angles are of, and one more; 0 for none.
-    pub(crate) angles_of: Vec<AtomicU32>,
     pub(crate) ropes: Vec<fornax_plan::RopeTable>,
     /// States of every slot.
     pub(crate) states: Rows,
@@ -316,7 +313,12 @@ impl Machine {
         unsafe {
             let shared = private.is_none_or(|own| own.only.is_some());
             if ix == 0 && shared && self.angles.width > 0 {
-                self.turn(row, round.batch.rows[row].pos);
+                let mut out = self.angles.row_mut(row);
+                for table in &self.ropes {
+                    let (head, rest) = out.split_at_mut(2 * table.inv_freq.len());
+                    rows::angles(table, round.batch.rows[row].pos, head);
+                    out = rest;
+                }
             }
             for op in &stage.chain {
                 match op {
@@ -351,24 +353,6 @@ impl Machine {
                     }
                 }
             }
-        }
-    }
-
-    /// Makes the angles of a row, unless they are those of its position already: the first rows of one prompt after the
-    /// other are.
-    ///
-    /// # Safety
-    /// Nobody else touches this row's angles.
-    unsafe fn turn(&self, row: usize, pos: u32) {
-        if self.angles_of[row].swap(pos + 1, Ordering::Relaxed) == pos + 1 {
-            return;
-        }
-        // SAFETY: the caller's word.
-        let mut out = unsafe { self.angles.row_mut(row) };
-        for table in &self.ropes {
-            let (head, rest) = out.split_at_mut(2 * table.inv_freq.len());
-            rows::angles(table, pos, head);
-            out = rest;
         }
     }
 

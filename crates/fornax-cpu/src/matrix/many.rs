@@ -9,13 +9,15 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::activations::{GROUP, Q8View, record_bytes};
-use super::format::{Decoded, Format, Scales};
+use super::format::{Decoded, Format};
 use super::kernel::{Out, add_rows};
-use super::simd::{QUADS, Simd};
+use super::simd::Simd;
 use super::{lines, prefetch, prefetch_to_write};
 
 /// Rows of one call, at most: their sums are 16 KB.
 const MOST: usize = 256;
+/// Blocks spelled out at a time, at most: half of the nearest cache.
+const CHUNK: usize = 20;
 
 /// Rows of the next call where a row is `blocks` long and `left` remain, a multiple of `rows`: their activations stay in
 /// the second cache while tile after tile meets them.
@@ -24,44 +26,6 @@ pub(super) fn rows_at_once(blocks: usize, left: usize, rows: usize) -> usize {
     let most = ROOM / record_bytes(blocks).max(1) / GROUP * GROUP;
     let calls = left.div_ceil(most.clamp(2 * GROUP, MOST));
     left.div_ceil(calls).next_multiple_of(GROUP).min(left / rows * rows)
-}
-
-/// A block of weights as it waits for the rows: what a format does not have takes no room.
-trait Spelled<S: Simd>: Sized {
-    fn of(block: Decoded<S>) -> Self;
-    fn block(&self) -> Decoded<S>;
-}
-
-impl<S: Simd> Spelled<S> for Decoded<S> {
-    #[inline(always)]
-    fn of(block: Decoded<S>) -> Self {
-        block
-    }
-
-    #[inline(always)]
-    fn block(&self) -> Decoded<S> {
-        *self
-    }
-}
-
-/// One of a format with a single scale and no minimum.
-struct Plain<S: Simd> {
-    w: [S::Bytes; QUADS],
-    scale: S::Floats,
-}
-
-impl<S: Simd> Spelled<S> for Plain<S> {
-    #[inline(always)]
-    fn of(block: Decoded<S>) -> Self {
-        Plain { w: block.w, scale: block.scales.scale[0] }
-    }
-
-    #[inline(always)]
-    fn block(&self) -> Decoded<S> {
-        // SAFETY: the tier is that of the caller.
-        let min = unsafe { [S::zero(); 2] };
-        Decoded { w: self.w, scales: Scales { scale: [self.scale; 2], min } }
-    }
 }
 
 /// A tile of a block format times `rows`, a multiple of `ROWS` and at most [`rows_at_once`].
@@ -78,30 +42,8 @@ pub(super) unsafe fn many<S: Simd, F: Format, const ROWS: usize>(
     rows: Range<usize>,
     out: Out,
 ) {
-    // SAFETY: the caller's word.
-    unsafe {
-        if F::HALVES || F::MINIMA {
-            spelled_out::<S, F, Decoded<S>, ROWS, 20>(tile, blocks, acts, rows, out);
-        } else {
-            spelled_out::<S, F, Plain<S>, ROWS, 28>(tile, blocks, acts, rows, out);
-        }
-    }
-}
-
-/// The same with `CHUNK` blocks at a time, at most: half of the nearest cache.
-///
-/// # Safety
-/// As there.
-#[inline(always)]
-unsafe fn spelled_out<S: Simd, F: Format, B: Spelled<S>, const ROWS: usize, const CHUNK: usize>(
-    tile: *const u8,
-    blocks: usize,
-    acts: &Q8View,
-    rows: Range<usize>,
-    out: Out,
-) {
     debug_assert!(rows.len().is_multiple_of(ROWS) && rows.len() <= MOST);
-    let mut spelled = [const { MaybeUninit::<B>::uninit() }; CHUNK];
+    let mut spelled = [const { MaybeUninit::<Decoded<S>>::uninit() }; CHUNK];
     let mut sums = [const { MaybeUninit::<[S::Floats; ROWS]>::uninit() }; MOST];
     let groups = rows.len() / ROWS;
     let chunk = blocks.div_ceil(blocks.div_ceil(CHUNK).max(1));
@@ -112,7 +54,7 @@ unsafe fn spelled_out<S: Simd, F: Format, B: Spelled<S>, const ROWS: usize, cons
             let last = from + n == blocks;
             for (ix, to) in spelled.iter_mut().enumerate().take(n) {
                 let (unit, at) = place::<F>(tile, from + ix);
-                to.write(B::of(F::decode::<S>(unit, at)));
+                to.write(F::decode::<S>(unit, at));
             }
             let mut asked = 0;
             for (ix, sums) in sums.iter_mut().enumerate().take(groups) {
@@ -146,8 +88,7 @@ unsafe fn spelled_out<S: Simd, F: Format, B: Spelled<S>, const ROWS: usize, cons
                 }
                 let mut x = acts.block(rows.start + ix * ROWS, from).cast_const();
                 for block in &spelled[..n] {
-                    let block = block.assume_init_ref().block();
-                    add_rows::<S, F, ROWS>(&mut acc, &block, x);
+                    add_rows::<S, F, ROWS>(&mut acc, block.assume_init_ref(), x);
                     x = x.wrapping_add(acts.step());
                 }
                 if last {

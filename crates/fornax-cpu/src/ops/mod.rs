@@ -87,8 +87,7 @@ macro_rules! tier {
             }
             $(#[target_feature(enable = $feature)])?
             unsafe fn rotate(head: &mut [f32], angles: &[f32], pairs: RopePairs) {
-                // SAFETY: as said above.
-                unsafe { rows::rotate::<$lanes>(head, angles, pairs) }
+                rows::rotate(head, angles, pairs);
             }
             $(#[target_feature(enable = $feature)])?
             unsafe fn to_f16(x: *const f32, out: *mut u16, n: usize) {

@@ -1,9 +1,7 @@
-//! Row-wise arithmetic, most of it in plain Rust: rotary positions, convolution taps, expert choice. It knows
+//! Row-wise arithmetic in plain Rust: rotary positions, convolution taps, expert choice. It knows
 //! no plan and no threads.
 
 use fornax_plan::{Gating, RopePairs, RopeTable};
-
-use super::lanes::Lanes;
 
 /// Cosines and sines of one position, scaled by the table's magnitude: `[pair][cos, sin]` split
 /// into two runs, cosines first.
@@ -20,27 +18,14 @@ pub(crate) fn angles(table: &RopeTable, pos: u32, out: &mut [f32]) {
 }
 
 /// Rotates the pairs of a head by what [`angles`] made.
-///
-/// # Safety
-/// As [`Lanes`].
 #[inline(always)]
-pub(super) unsafe fn rotate<L: Lanes>(head: &mut [f32], angles: &[f32], pairs: RopePairs) {
+pub(super) fn rotate(head: &mut [f32], angles: &[f32], pairs: RopePairs) {
     let n = angles.len() / 2;
     let (cos, sin) = angles.split_at(n);
     match pairs {
         RopePairs::Halves => {
             let (a, b) = head[..2 * n].split_at_mut(n);
-            let whole = n / 16 * 16;
-            for i in (0..whole).step_by(16) {
-                // SAFETY: sixteen elements from `i` on exist in all four; the rest is the caller's word.
-                unsafe {
-                    let (x, y) = (L::load(a[i..].as_ptr()), L::load(b[i..].as_ptr()));
-                    let (c, s) = (L::load(cos[i..].as_ptr()), L::load(sin[i..].as_ptr()));
-                    x.mul(c).sub(y.mul(s)).store(a[i..].as_mut_ptr());
-                    x.mul(s).add(y.mul(c)).store(b[i..].as_mut_ptr());
-                }
-            }
-            for i in whole..n {
+            for i in 0..n {
                 let (x, y) = (a[i], b[i]);
                 a[i] = x * cos[i] - y * sin[i];
                 b[i] = x * sin[i] + y * cos[i];
