@@ -129,8 +129,7 @@ impl CpuDevice {
         if Isa::Avx512Vnni.is_available() {
             // SAFETY: the tier is available.
             let busy = |rounds| unsafe { matrix::avx512::busy(rounds) };
-            let mut pool = self.pool.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            return crate::stream::op_rate(&mut pool, busy).map(Some);
+            return crate::stream::op_rate(&self.pool, busy).map(Some);
         }
         Ok(None)
     }
@@ -145,8 +144,7 @@ impl CpuDevice {
         if Isa::Amx.is_available() {
             // SAFETY: the tier is available.
             let busy = |rounds| unsafe { matrix::amx::busy(rounds / 8) };
-            let mut pool = self.pool.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            return crate::stream::op_rate(&mut pool, busy).map(Some);
+            return crate::stream::op_rate(&self.pool, busy).map(Some);
         }
         Ok(None)
     }

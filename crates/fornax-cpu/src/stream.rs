@@ -132,8 +132,9 @@ fn fewest(rates: &[(usize, f64)]) -> usize {
 /// Multiplications and additions a second of all threads together, the best of a few short runs
 /// of `busy`, which takes a number of rounds and returns how many operations they were.
 #[cfg(target_arch = "x86_64")]
-pub(crate) fn op_rate(pool: &mut Pool, busy: impl Fn(usize) -> usize + Sync) -> Result<f64> {
+pub(crate) fn op_rate(pool: &Mutex<Pool>, busy: impl Fn(usize) -> usize + Sync) -> Result<f64> {
     use std::sync::atomic::{AtomicUsize, Ordering};
+    let mut pool = pool.lock().unwrap_or_else(PoisonError::into_inner);
     /// About a millisecond or two.
     const ROUNDS: usize = 1 << 18;
     const RUNS: usize = 12;

@@ -132,9 +132,14 @@ impl Opened {
     /// When there is no memory for the buffer.
     pub(crate) fn read_rate(&self, bytes: u64) -> Result<Option<ReadRate>> {
         let Opened::Cpu(cpu) = self else { return Ok(None) };
-        let cache_resident = fornax_cpu::last_level_cache().is_some_and(|cache| bytes <= cache);
         let bytes_per_s = cpu.read_rate(bytes.min(READ_BYTES_MAX) as usize)?;
-        Ok(Some(ReadRate { bytes_per_s, cache_resident }))
+        Ok(Some(ReadRate { bytes_per_s, cache_resident: self.cache_resident(bytes) }))
+    }
+
+    /// Whether so many bytes fit the last-level cache of the CPU, where that is the device.
+    pub(crate) fn cache_resident(&self, bytes: u64) -> bool {
+        matches!(self, Opened::Cpu(_))
+            && fornax_cpu::last_level_cache().is_some_and(|cache| bytes <= cache)
     }
 
     /// A buffer that those threads read pass by pass, of `bytes` or as many of them as are worth a pass.

@@ -205,6 +205,28 @@ pub(super) struct Runner<'a> {
     depth: usize,
 }
 
+/// Tokens, and as many passes of a read-only stream that took turns with them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Beside {
+    pub(super) tokens: usize,
+    pub(super) tokens_s: f64,
+    /// Bytes of a pass.
+    pub(super) pass: usize,
+    pub(super) passes_s: f64,
+}
+
+impl Beside {
+    /// Bytes of the stream a second.
+    pub(super) fn rate(&self) -> f64 {
+        (self.tokens * self.pass) as f64 / self.passes_s
+    }
+
+    /// The stream's time for the weights of a token, of so many bytes, over the token's.
+    pub(super) fn share(&self, weights: u64) -> f64 {
+        (self.tokens as u64 * weights) as f64 / self.tokens_s / self.rate()
+    }
+}
+
 impl<'a> Runner<'a> {
     pub(super) fn new(session: &'a mut Session, vocab: u32, depth: usize) -> Runner<'a> {
         Runner { session, vocab, depth }
@@ -240,19 +262,17 @@ impl<'a> Runner<'a> {
     /// How near `n` tokens come to a stream that takes turns with them, in percent; none where there is no such stream.
     fn share(&mut self, n: usize, started: &Started) -> Result<Option<f64>> {
         let bytes = started.bytes();
-        let Some(stream) = started.opened().stream(bytes)?.filter(|_| n > 0) else {
-            return Ok(None);
-        };
-        let (tokens_s, passes_s) = self.beside(n, &stream)?;
-        Ok(Some(100.0 * passes_s * bytes as f64 / stream.bytes() as f64 / tokens_s))
+        let stream = if n > 0 { started.opened().stream(bytes)? } else { None };
+        let Some(stream) = stream else { return Ok(None) };
+        Ok(Some(100.0 * self.beside(n, &stream)?.share(bytes)))
     }
 
-    /// Seconds of `n` tokens one by one, and of as many passes of `stream`, one after each of them: what else the
-    /// machine does meets both alike.
-    pub(super) fn beside(&mut self, n: usize, stream: &Stream) -> Result<(f64, f64)> {
+    /// `n` tokens one by one, and as many passes of `stream`, one after each of them: what else the machine does meets
+    /// both alike.
+    pub(super) fn beside(&mut self, n: usize, stream: &Stream) -> Result<Beside> {
         self.dive()?;
         let tokens = self.tokens(self.depth + n + 1);
-        let (mut tokens_s, mut passes_s) = (0.0, 0.0);
+        let mut beside = Beside { tokens: n, tokens_s: 0.0, pass: stream.bytes(), passes_s: 0.0 };
         for i in 0..=n {
             let begin = Instant::now();
             let so_far = request(&tokens[..=self.depth + i], 1);
@@ -260,11 +280,11 @@ impl<'a> Runner<'a> {
             let token_s = begin.elapsed().as_secs_f64();
             let pass_s = stream.pass()?;
             if i > 0 {
-                tokens_s += token_s;
-                passes_s += pass_s;
+                beside.tokens_s += token_s;
+                beside.passes_s += pass_s;
             }
         }
-        Ok((tokens_s, passes_s))
+        Ok(beside)
     }
 
     /// Seconds for `n` generated tokens, each from the one before, and their ids.

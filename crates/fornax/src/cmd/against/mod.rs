@@ -48,22 +48,23 @@ pub(super) fn race(
     };
     let (mut prompt, mut generate, mut together) = <(Side, Side, Side)>::default();
     let (mut reading, mut vnni, mut amx) = <(Reading, Vec<f64>, Vec<f64>)>::default();
-    let stream = match flags.n {
-        0 => None,
-        _ => started.opened().stream(started.bytes())?,
-    };
+    let (mut stream, mut peak_bytes) = (None, None);
     for round in 0..=flags.r {
         let ops = started.opened().op_rates()?;
         let seconds = (ours.prompt(flags.p)?, ours.generate(flags.n)?.0);
-        let few = flags.n.min(BESIDE);
-        let beside = stream.as_ref().map(|s| ours.beside(few, s)).transpose()?;
+        let beside = stream.as_ref().map(|s| ours.beside(flags.n.min(BESIDE), s)).transpose()?;
         let decoded = many.as_mut().map(bench_batch::Together::round).transpose()?;
         let theirs = peer.round()?;
         if round == 0 {
+            // The stream's buffer is none of the engine's memory.
+            peak_bytes = crate::machine::peak_bytes();
+            if flags.n > 0 {
+                stream = started.opened().stream(started.bytes())?;
+            }
             continue;
         }
-        if let (Some(stream), Some(beside)) = (&stream, beside) {
-            reading.push(started.bytes(), few, stream.bytes(), beside);
+        if let Some(beside) = beside {
+            reading.push(started.bytes(), beside);
         }
         vnni.extend(ops.vnni.map(|rate| rate / 1e12));
         amx.extend(ops.amx.map(|rate| rate / 1e12));
@@ -95,12 +96,12 @@ pub(super) fn race(
         .into_iter()
         .flatten()
         .collect(),
-        read_from_cache: fornax_cpu::last_level_cache().is_some_and(|c| started.bytes() <= c),
+        read_from_cache: started.opened().cache_resident(started.bytes()),
         reading,
         ops_per_prompt_token: ops_per_prompt_token(started.model.plan()),
         vnni_tops: vnni,
         amx_tops: amx,
-        peak_bytes: crate::machine::peak_bytes(),
+        peak_bytes,
     };
     if let Some(path) = &flags.receipt {
         receipt.write(path)?;

@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use crate::cmd::bench::median;
+use crate::cmd::bench::{Beside, median};
 use crate::machine;
 
 /// Everything that was measured and on what.
@@ -39,16 +39,15 @@ pub(super) struct Receipt {
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Reading {
     read_gb_per_s: Vec<f64>,
-    /// What tokens take of that, a pass after each of them: the stream's time for the weights over the token's.
+    /// What tokens take of that, a pass after each of them.
     read_share: Vec<f64>,
 }
 
 impl Reading {
-    /// A round: seconds of `tokens` tokens, each of `weights` bytes, and of as many passes of `pass` bytes.
-    pub(super) fn push(&mut self, weights: u64, tokens: usize, pass: usize, beside: (f64, f64)) {
-        let rate = (tokens * pass) as f64 / beside.1;
-        self.read_gb_per_s.push(rate / 1e9);
-        self.read_share.push((tokens as u64 * weights) as f64 / beside.0 / rate);
+    /// A round, whose tokens have `weights` bytes each.
+    pub(super) fn push(&mut self, weights: u64, beside: Beside) {
+        self.read_gb_per_s.push(beside.rate() / 1e9);
+        self.read_share.push(beside.share(weights));
     }
 }
 
@@ -209,7 +208,8 @@ mod tests {
     fn a_share_of_the_stream_is_that_of_its_time() {
         let mut reading = Reading::default();
         // 4 passes of 2 GB in 2 s; 4 tokens of 1 GB in 1.25 s.
-        reading.push(1_000_000_000, 4, 2_000_000_000, (1.25, 2.0));
+        let beside = Beside { tokens: 4, tokens_s: 1.25, pass: 2_000_000_000, passes_s: 2.0 };
+        reading.push(1_000_000_000, beside);
         assert_eq!((reading.read_gb_per_s, reading.read_share), (vec![4.0], vec![0.8]));
     }
 
