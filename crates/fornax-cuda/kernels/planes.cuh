@@ -42,10 +42,6 @@ inline void put_shared2(u32 at, u32 v) {
     std::memcpy(host_window + (int)at, &w, 2);
 }
 inline void put_shared4(u32 at, u32 v) { std::memcpy(host_window + (int)at, &v, 4); }
-inline void put_shared8(u32 at, u32 a, u32 b) {
-    std::memcpy(host_window + (int)at, &a, 4);
-    std::memcpy(host_window + (int)at + 4, &b, 4);
-}
 inline u32 shared4(u32 at) { return host_shared<u32>(at); }
 inline u32 shared2(u32 at) { return host_shared<u16>(at); }
 inline u32 shared1(u32 at) { return host_shared<u8>(at); }
@@ -81,9 +77,6 @@ __device__ inline void shared8(u32 at, u32& a, u32& b) {
 __device__ inline void put_shared1(u32 at, u32 v) { asm volatile("st.shared.u8 [%0], %1;" ::"r"(at), "r"(v) : "memory"); }
 __device__ inline void put_shared2(u32 at, u32 v) { asm volatile("st.shared.u16 [%0], %1;" ::"r"(at), "h"((u16)v) : "memory"); }
 __device__ inline void put_shared4(u32 at, u32 v) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory"); }
-__device__ inline void put_shared8(u32 at, u32 a, u32 b) {
-    asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(at), "r"(a), "r"(b) : "memory");
-}
 __device__ inline u32 shared4(u32 at) {
     u32 v;
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at) : "memory");

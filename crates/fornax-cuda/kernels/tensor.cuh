@@ -18,19 +18,11 @@ __device__ inline void await_before() {
 #endif
 }
 
-#endif
-
 // 16 bytes, or zeroes where `there` is false.
 __device__ inline void copy16_if(u32 to, const void* from, bool there) {
-#ifdef FORNAX_HOST
-    if (there) copy16(to, from);
-    else put_shared16(to, {0, 0, 0, 0});
-#else
     u32 n = there ? 16 : 0;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(n) : "memory");
-#endif
 }
-#ifndef FORNAX_HOST
 __device__ inline void copy4_if(u32 to, const void* from, bool there) {
     u32 n = there ? 4 : 0;
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(n) : "memory");

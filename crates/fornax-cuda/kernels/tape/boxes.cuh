@@ -276,14 +276,9 @@ struct Mix {
 
     __device__ void begin(u32 l) {
         lane = l;
-#pragma unroll
-        for (u32 i = 0; i < T::MIXES; i++)
-#pragma unroll
-            for (u32 n = 0; n < 4; n++) mix[i][n] = 0.0f;
+        begin_with_none(mix, top, sum);
 #pragma unroll
         for (u32 i = 0; i < T::COLUMNS * 4; i++) ones[i / 4][i % 4] = 0.0f;
-#pragma unroll
-        for (u32 h = 0; h < 2; h++) top[h] = -1e30f, sum[h] = 0.0f;
     }
 
     // Of row g of the elements' i-th sixteen, or of row g + 8.
@@ -292,14 +287,11 @@ struct Mix {
     // The token's own key and value; `seen` makes scores of products. A warp.
     template <class Score>
     __device__ void own(const float* heads, const Score& seen) {
-        const float *key = heads + GROUP * DIM, *value = key + DIM;
+        const float* value = heads + (GROUP + 1) * DIM;
         float weight[2] = {}, keep[2] = {1.0f, 1.0f};
 #pragma unroll
         for (u32 h = 0; h < GROUP; h++) {
-            float x = 0.0f;
-#pragma unroll
-            for (u32 e = 0; e < DIM; e += 32) x = fmaf(heads[h * DIM + e + lane], key[e + lane], x);
-            x = seen(warp_sum(x));
+            float x = seen(own_product(heads, h, lane));
 #pragma unroll
             for (u32 i = 0; i < 2; i++)
                 if (head_of(i) == h) {
@@ -355,15 +347,7 @@ struct Mix {
         float up = height(x);
 #pragma unroll
         for (u32 h = 0; h < 2; h++) {
-            float high = fmaxf(x.score[0][h], x.score[1][h]) + up;
-#pragma unroll
-            for (u32 d = 4; d < 32; d *= 2) high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, d));
-            if (!(high > top[h] + TOP_BELOW)) high = top[h] + TOP_BELOW;
-            float keep = power2(top[h] - (high - TOP_BELOW));
-            top[h] = high - TOP_BELOW;
-            sum[h] *= keep;
-#pragma unroll
-            for (u32 i = 0; i < T::MIXES; i++) mix[i][h] *= keep, mix[i][2 + h] *= keep;
+            float keep = raise(mix, top, sum, h, fmaxf(x.score[0][h], x.score[1][h]) + up, TOP_BELOW);
 #pragma unroll
             for (u32 i = 0; i < T::COLUMNS; i++) ones[i][h] *= keep, ones[i][2 + h] *= keep;
         }
@@ -434,18 +418,7 @@ struct Mix {
 
     // Leaves what the warp has: means one head behind the other, and what they are relative to with the sums of weights.
     __device__ void leave(float* means, float2* marks, u32 side) {
-        leave_blocks(means, side);
-#pragma unroll
-        for (u32 h = 0; h < 2; h++) {
-            u32 head = GROUP <= 2 ? h : lane % 2 * 2 + h;
-#pragma unroll
-            for (u32 d = 4; d < 32; d *= 2) sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], d);
-            float2 mark = {top[h], sum[h]};
-            if (lane < (GROUP <= 2 ? 1 : 2) && head < GROUP) marks[head] = mark;
-        }
-    }
-    // Of each block, a lane has sums with its scales, or with others'.
-    __device__ __forceinline__ void leave_blocks(float* means, u32 side) {
+        // Of each block, a lane has sums with its scales, or with others'.
         bool mine = GROUP > 2 || lane % 4 < T::SIDE;
 #pragma unroll
         for (u32 i = 0; i < 2 * T::COLUMNS; i++) {
@@ -459,8 +432,17 @@ struct Mix {
 #pragma unroll
             for (u32 h = 0; h < 2; h++) {
                 u32 head = (GROUP <= 2 ? 0 : lane % 2 * 2) + h;
-                if (mine && head < GROUP) *(float2*)(means + head * DIM + element(first + 2 * side, 0)) = {(x[h] - ones[i / 2][h]) / UNIT, (x[2 + h] - ones[i / 2][h]) / UNIT};
+                float2 both = {(x[h] - ones[i / 2][h]) / UNIT, (x[2 + h] - ones[i / 2][h]) / UNIT};
+                if (mine && head < GROUP) *(float2*)(means + head * DIM + element(first + 2 * side, 0)) = both;
             }
+        }
+#pragma unroll
+        for (u32 h = 0; h < 2; h++) {
+            u32 head = GROUP <= 2 ? h : lane % 2 * 2 + h;
+#pragma unroll
+            for (u32 d = 4; d < 32; d *= 2) sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], d);
+            float2 mark = {top[h], sum[h]};
+            if (lane < (GROUP <= 2 ? 1 : 2) && head < GROUP) marks[head] = mark;
         }
     }
 };

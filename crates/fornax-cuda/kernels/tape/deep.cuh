@@ -295,6 +295,39 @@ struct Tile {
     }
 };
 
+// Of no key at all.
+template <u32 MIXES>
+__device__ __forceinline__ void begin_with_none(float (&mix)[MIXES][4], float (&top)[2], float (&sum)[2]) {
+#pragma unroll
+    for (u32 i = 0; i < MIXES; i++)
+#pragma unroll
+        for (u32 n = 0; n < 4; n++) mix[i][n] = 0.0f;
+#pragma unroll
+    for (u32 h = 0; h < 2; h++) top[h] = -1e30f, sum[h] = 0.0f;
+}
+// A head's product with the token's own key. A warp.
+__device__ __forceinline__ float own_product(const float* heads, u32 h, u32 lane) {
+    const float* key = heads + GROUP * DIM;
+    float x = 0.0f;
+#pragma unroll
+    for (u32 e = 0; e < DIM; e += 32) x = fmaf(heads[h * DIM + e + lane], key[e + lane], x);
+    return warp_sum(x);
+}
+// Where the highest of all lanes' scores is more than `most` above what a column is relative to, all that there is becomes
+// relative to more. Returns what it is times.
+template <u32 MIXES>
+__device__ __forceinline__ float raise(float (&mix)[MIXES][4], float (&top)[2], float (&sum)[2], u32 h, float high, float most) {
+#pragma unroll
+    for (u32 d = 4; d < 32; d *= 2) high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, d));
+    if (!(high > top[h] + most)) high = top[h] + TOP_BELOW;
+    float keep = power2(top[h] - (high - TOP_BELOW));
+    top[h] = high - TOP_BELOW;
+    sum[h] *= keep;
+#pragma unroll
+    for (u32 i = 0; i < MIXES; i++) mix[i][h] *= keep, mix[i][2 + h] *= keep;
+    return keep;
+}
+
 // What a warp has of its heads: means of values relative to 2^top, by rows of elements and the lane's two columns.
 template <class C>
 struct Mix {
@@ -336,12 +369,7 @@ struct Mix {
 
     __device__ void begin(u32 l) {
         lane = l;
-#pragma unroll
-        for (u32 i = 0; i < T::MIXES; i++)
-#pragma unroll
-            for (u32 n = 0; n < 4; n++) mix[i][n] = 0.0f;
-#pragma unroll
-        for (u32 h = 0; h < 2; h++) top[h] = -1e30f, sum[h] = 0.0f;
+        begin_with_none(mix, top, sum);
     }
 
     __device__ u32 element(u32 i) {
@@ -351,14 +379,11 @@ struct Mix {
     // The token's own key and value, the first of all; `score` of a head. A warp.
     template <class Score>
     __device__ void own(const float* heads, const Score& seen) {
-        const float *key = heads + GROUP * DIM, *value = key + DIM;
+        const float* value = heads + (GROUP + 1) * DIM;
         const float weight = 1 << (u32)(TOP_BELOW + 6.0f);
 #pragma unroll
         for (u32 h = 0; h < GROUP; h++) {
-            float x = 0.0f;
-#pragma unroll
-            for (u32 e = 0; e < DIM; e += 32) x = fmaf(heads[h * DIM + e + lane], key[e + lane], x);
-            x = seen(warp_sum(x)) - (TOP_BELOW + 6.0f);
+            float x = seen(own_product(heads, h, lane)) - (TOP_BELOW + 6.0f);
 #pragma unroll
             for (u32 i = 0; i < 2; i++)
                 if (head_of(i) == h) top[i] = x, sum[i] = lane < 4 ? weight : 0.0f;
@@ -377,17 +402,7 @@ struct Mix {
         for (u32 i = 0; i < 4; i++) higher |= score[i / 2][i % 2] + up[i / 2] > top[i % 2] + (TOP_BELOW + TOP_ROOM);
         if (__any_sync(0xffffffffu, higher)) {
 #pragma unroll
-            for (u32 h = 0; h < 2; h++) {
-                float high = fmaxf(score[0][h] + up[0], score[1][h] + up[1]);
-#pragma unroll
-                for (u32 d = 4; d < 32; d *= 2) high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, d));
-                if (!(high > top[h] + (TOP_BELOW + TOP_ROOM))) high = top[h] + TOP_BELOW;
-                float keep = power2(top[h] - (high - TOP_BELOW));
-                top[h] = high - TOP_BELOW;
-                sum[h] *= keep;
-#pragma unroll
-                for (u32 i = 0; i < T::MIXES; i++) mix[i][h] *= keep, mix[i][2 + h] *= keep;
-            }
+            for (u32 h = 0; h < 2; h++) raise(mix, top, sum, h, fmaxf(score[0][h] + up[0], score[1][h] + up[1]), TOP_BELOW + TOP_ROOM);
         }
 #pragma unroll
         for (u32 i = 0; i < 2; i++) {

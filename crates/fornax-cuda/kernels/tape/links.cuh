@@ -31,25 +31,18 @@ __device__ inline void bar_arrive_copied(u32 bar) {
 __device__ inline void bar_expect(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
-__device__ inline bool bar_done(u32 bar, u32 parity) {
-    u32 done;
-    asm volatile(
-        "{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
-        : "=r"(done)
-        : "r"(bar), "r"(parity)
-        : "memory");
-    return done;
-}
-// The same without waiting at all.
-__device__ inline bool bar_done_now(u32 bar, u32 parity) {
-    u32 done;
-    asm volatile(
-        "{.reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
-        : "=r"(done)
-        : "r"(bar), "r"(parity)
-        : "memory");
-    return done;
-}
+// Whether a phase has ended: soon, or at once.
+#define BAR_DONE(name, how)                                                                                            \
+    __device__ inline bool name(u32 bar, u32 parity) {                                                                 \
+        u32 done;                                                                                                      \
+        asm volatile("{.reg .pred p; mbarrier." how ".parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"      \
+                     : "=r"(done)                                                                                      \
+                     : "r"(bar), "r"(parity)                                                                           \
+                     : "memory");                                                                                      \
+        return done;                                                                                                   \
+    }
+BAR_DONE(bar_done, "try_wait")
+BAR_DONE(bar_done_now, "test_wait")
 __device__ inline void bar_wait(u32 bar, u32 parity) {
     POLLS;
     while (!bar_done(bar, parity)) {
